@@ -74,7 +74,7 @@ def whole(least: int) -> Callable[[str], int]:
 def output(option: str, given: str, *suffixes: str) -> pathlib.Path:
     """The path of a file to write; ValueError, before hours are lost, where it cannot be, or has none of the suffixes."""
     path = pathlib.Path(given).expanduser()
-    if (suffixes and path.suffix not in suffixes) or not path.parent.is_dir() or path.is_dir():
+    if (suffixes and path.suffix not in suffixes) or not path.parent.is_dir() or (path.exists() and not path.is_file()):
         file = " ".join(["a file", " or ".join(f"NAME{suffix}" for suffix in suffixes)]).strip()
         raise ValueError(f"{option}: got {given}, accepted: {file} in a folder that exists")
     return path

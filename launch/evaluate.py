@@ -11,8 +11,6 @@ Exit status: 0 done; 2 wrong arguments, runs or data.
 """
 
 import argparse
-import csv
-import io
 import json
 import logging
 import math
@@ -25,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ssl import csv_files
 from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.files import plain, replacing, write_json
@@ -146,10 +145,8 @@ def _write(out: pathlib.Path, predicted: evaluation.Predictions, examples: Examp
         if out.suffix == ".npz":
             np.savez(file, **columns)
             return
-        text = io.StringIO()
         rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
-        file.write(text.getvalue().encode(errors="surrogateescape"))  # a file's name may be no text
+        file.write(csv_files.written([list(columns), *rows]).encode(errors="surrogateescape"))  # a file's name may be no text
 
 
 def _beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) -> dict[str, list[Report]]:

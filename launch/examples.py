@@ -10,6 +10,7 @@ import numpy as np
 
 from fedjax_ssl.data.sources import checks, folders, npz
 from fedjax_ssl.data.sources.labels import numbered
+from fedjax_ssl.data.sources.values import UNLABELED, understood
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.options import plural
 
@@ -56,11 +57,11 @@ def read(where: str, experiment: Experiment) -> Examples:
 
 def labels_of(where: str, labels: np.ndarray, number: int, names: Sequence[str], model: Classes) -> np.ndarray | None:
     """Labels as the model numbers them; None: none is known. `names` are those of the labels' classes, if they have some."""
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    labels = understood(f"{where}: labels", labels)
     if not names and labels.dtype.kind == "U":
-        text, unknown = labels, str(checks.UNLABELED)
+        text, unknown = labels, str(UNLABELED)
         names = sorted(set(text.ravel().tolist()) - {unknown})
-        labels = np.where(text == unknown, checks.UNLABELED, np.searchsorted(np.array(names, str), text))
+        labels = np.where(text == unknown, UNLABELED, np.searchsorted(np.array(names, str), text))
     if labels.dtype.kind not in "iu" or labels.shape != (number,):
         got = f"got labels {labels.dtype} {list(labels.shape)} for {plural(number, 'example')} in {where}"
         raise ValueError(f"--data: {got}, accepted: integers [{number}]")
@@ -68,11 +69,11 @@ def labels_of(where: str, labels: np.ndarray, number: int, names: Sequence[str],
     if names and len(values) and not -1 <= values[0] <= values[-1] < len(names):
         got = f"got labels from {values[0]} to {values[-1]} in {where}"
         raise ValueError(f"--data: {got}, accepted: 0 to {len(names) - 1}, or -1 where one is not known")
-    known = [value for value in values.tolist() if value != checks.UNLABELED]
+    known = [value for value in values.tolist() if value != UNLABELED]
     if not known:
         return None
     found = _matched(where, known, names, *model)
-    return np.array([checks.UNLABELED] * (len(values) - len(known)) + found)[labels]
+    return np.array([UNLABELED] * (len(values) - len(known)) + found)[labels]
 
 
 def _matched(where: str, labels: list[int], names: Sequence[str], classes: Sequence[str], num_classes: int) -> list[int]:

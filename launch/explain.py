@@ -81,6 +81,7 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
 def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
     """Lines that explain the wanted keys or groups of a config, by default all; ValueError where one is unknown or wrong."""
     settings = Settings.from_dict(tree)
+    settings = settings.model_copy(update={"data": settings.data.resolved()})
     known = dict(_keys(settings))
     for key in wanted:
         if not any(f"{one}.".startswith(f"{key}.") for one in known):

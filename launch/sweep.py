@@ -160,7 +160,7 @@ def from_file(name: str, small: bool) -> Table:
         meant = command.hint(name, names())
         raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(names())}{meant}")
     try:
-        table = parse(Table, said := tomllib.loads(path.read_text(encoding="utf-8")))
+        table = parse(Table, said := tomllib.loads(path.read_text(encoding="utf-8-sig")))
         if not small:
             return table
         if not table.small:

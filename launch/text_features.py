@@ -3,7 +3,8 @@
     python -m launch.text_features --train=train.csv --test=test.csv --out=ag_news.npz [--train_strong=back_translated.csv]
 
 The files are AG News' `train.csv` and `test.csv`, or any CSV without a header whose first column is the label and whose other
-columns, joined by spaces, are the text. Classes are numbered in the order of their labels. The default encoder is (FL)^2's.
+columns, joined by spaces, are the text. Classes are numbered in the order of their labels; a training text labeled -1 is of no
+known class. The default encoder is (FL)^2's.
 
 `--train_strong` has the rows of `--train` in other words, such as back-translations: their features are the strong view.
 `fedjax_ssl/data/README.md` says how (FL)^2 makes them. `--strong=words` makes one by leaving words out and moving them, which
@@ -14,7 +15,6 @@ Needs the optional dependencies of `pip install -e ".[text]"`. Exit status: 0 do
 
 import argparse
 import collections
-import csv
 import functools
 import json
 import math
@@ -26,9 +26,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tqdm
 
+from fedjax_ssl import csv_files
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
+from fedjax_ssl.data.sources.values import UNLABELED, from_text, is_integer
 from fedjax_ssl.experiment.files import replacing
+from fedjax_ssl.regular import check_below
 
 from . import arguments, command
 
@@ -67,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         metadata["files"] = [os.path.basename(path) for path in (options.train, options.test, options.train_strong) if path]
         with replacing(out) as file:  # the whole file, or none
             np.savez(file, **arrays, metadata=np.array(json.dumps(metadata)))
-    except (*command.WRONG_INPUT, csv.Error, ModuleNotFoundError) as error:
+    except (*command.WRONG_INPUT, ModuleNotFoundError) as error:
         return command.refuse(error)
     train_shape, test_shape = (list(arrays[f"{part}_features"].shape) for part in ("train", "test"))
     view = "a" if STRONG in arrays else "no"
@@ -77,29 +80,30 @@ def main(argv: Sequence[str]) -> int:
 
 def read_csv(path: str) -> Texts:
     """The rows of a CSV file: label, text, more text. A backslash, which is a line break in AG News, becomes a space."""
-    if not os.path.isfile(path):
+    if not os.path.exists(path):
         raise FileNotFoundError(f"{path}: no such file: give a CSV file of label, text, ..., such as AG News' train.csv")
-    rows = Texts([], [])
-    with open(path, newline="", encoding="utf-8") as file:
-        for number, (label, *columns) in enumerate((row for row in csv.reader(file) if row), start=1):
-            text = " ".join(" ".join(columns).replace("\\", " ").split())
-            if not text:
-                raise ValueError(f"{path}: row {number} has no text: give a label and at least one column of text in every row")
-            rows.labels.append(label.strip())
-            rows.texts.append(text)
-    if not rows.texts:
+    labels, texts = list[str](), list[str]()
+    for number, (_, (label, *columns)) in enumerate(csv_files.lines(path), start=1):
+        text = " ".join(" ".join(columns).replace("\\", " ").split())
+        for what, has in (("label", label), ("text", text)):
+            if not has:
+                got = f"row {number} has no {what}"
+                raise ValueError(f"{path}: {got}: give a label, or -1, and at least one column of text in every row")
+        labels.append(label)
+        texts.append(text)
+    if not texts:
         raise ValueError(f"{path}: no rows: give a CSV file of label, text, ...")
-    if not rows.labels[0].isdecimal() and all(label.isdecimal() for label in rows.labels[1:]):
-        raise ValueError(f"{path}: row 1 has label {rows.labels[0]!r} and all others numbers: remove the header")
-    return rows
+    if not is_integer(labels[0]) and all(map(is_integer, labels[1:])):
+        raise ValueError(f"{path}: row 1 has label {labels[0]!r} and all others numbers: remove the header")
+    return Texts([str(label) for label in from_text(f"{path}: labels", labels)], texts)
 
 
 def first_of_each_class(rows: Texts, per_class: int) -> tuple[Texts, Texts]:
-    """The first `per_class` rows of each class (0: all), in the file's order, and the others."""
+    """The first `per_class` rows of each class (0: all) and those of none, in the file's order, and the others."""
     first, others, seen = Texts([], []), Texts([], []), collections.Counter[str]()
     for label, text in zip(*rows, strict=True):
         seen[label] += 1
-        part = others if per_class and seen[label] > per_class else first
+        part = others if per_class and seen[label] > per_class and label != str(UNLABELED) else first
         part.labels.append(label)
         part.texts.append(text)
     return first, others
@@ -129,11 +133,13 @@ def compute(
         differing = [i for i, pair in enumerate(zip(strong.labels, train.labels, strict=False), start=1) if pair[0] != pair[1]]
         where = f"row {differing[0]} has another label" if differing else f"{len(strong.labels)} rows"
         raise ValueError(f"the strong view: {where}: give the {len(train.labels)} training rows in their order, texts apart")
-    classes = sorted(set(train.labels), key=lambda label: (int(label) if label.isdecimal() else math.inf, label))
+    unlabeled = str(UNLABELED)
+    classes = sorted({*train.labels} - {unlabeled}, key=lambda label: (int(label) if is_integer(label) else math.inf, label))
     if unknown := sorted(set(test.labels) - set(classes)):
         accepted = ", ".join(classes)
         raise ValueError(f"the test file has label {unknown[0]!r}, which no training row has: accepted are {accepted}")
-    number = {label: np.uint8(i) if len(classes) < 256 else np.int32(i) for i, label in enumerate(classes)}
+    kind = np.uint8 if len(classes) < 256 and unlabeled not in train.labels else np.int32
+    number = {label: kind(i) for i, label in enumerate(classes)} | {unlabeled: np.int32(UNLABELED)}
 
     def features(texts: list[str]) -> np.ndarray:
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))  # a batch is padded to its longest text
@@ -155,6 +161,7 @@ def compute(
 
 def hugging_face_encoder(name: str, pooling: str, max_length: int) -> Encoder:
     """A frozen float32 encoder, of the Hugging Face hub or a folder, that reads `max_length` tokens, special ones included."""
+    check_below(name)
     try:
         import torch
         import transformers

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, File
 from fedjax_ssl.data.transfer import CutError, RefusedError, transfer
+from fedjax_ssl.regular import regular
 
 DATA = "FEDJAX_SSL_DATA"
 MIRROR = "FEDJAX_SSL_MIRROR"
@@ -164,7 +165,7 @@ def _receive_all(place: Original, part: Path, waits: Sequence[float]) -> None:
 
 
 def _is_as_published(path: Path, file: File) -> bool:
-    return file.size in (0, path.stat().st_size) and _digest_of(path, file) == file.checksum
+    return file.size in (0, regular(path).stat().st_size) and _digest_of(path, file) == file.checksum
 
 
 def _digest_of(path: Path, file: File) -> str:
@@ -187,7 +188,7 @@ def _replaced(group: str, files: Sequence[File]) -> list[File]:
         return list(files)
     accepted = 'accepted: a JSON file such as {"cifar10/cifar-10-binary.tar.gz": {"size": 1, "checksum": "sha256:..."}}'
     try:
-        table = json.loads(Path(path).expanduser().read_bytes())
+        table = json.loads(regular(Path(path).expanduser()).read_bytes())
         if not isinstance(table, dict):
             raise ValueError("no table")
         given = {name: table[f"{group}/{name}"] for name in (file.name for file in files) if f"{group}/{name}" in table}

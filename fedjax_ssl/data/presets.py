@@ -1,30 +1,88 @@
 """The views of a dataset: its own normalization and augmentations, or those that a config names."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 from jaxtyping import UInt8
 
+from fedjax_ssl.arrays import Key
 from fedjax_ssl.data import augment
-from fedjax_ssl.data.augment import Augmentation, Views, compose, crop, flip
+from fedjax_ssl.data.augment import Augmentation, Image, Views, compose, crop, flip
 from fedjax_ssl.data.catalog import known
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.options import plural
 
-WEAK_VIEWS: dict[str, Augmentation] = {
-    "none": compose(),
-    "crop1": compose(crop(1)),
-    "crop4": compose(crop(4)),
-    "zero_crop4": compose(crop(4, "zero")),
-    "flip_crop4": compose(flip(), crop(4)),
-    "flip_zero_crop4": compose(flip(), crop(4, "zero")),
+
+class Move(NamedTuple):
+    """How a view moves an image: mirrored half of the time, and cropped after padding; None: by an eighth of its side."""
+
+    flips: bool
+    pad: int | None
+    mode: str = "reflect"
+
+    def pad_of(self, side: int) -> int:
+        """The pixels of padding of an image with this shorter side."""
+        return min(4, side // SHIFTED) if self.pad is None else self.pad
+
+    def augmentation(self) -> Augmentation:
+        """What does it."""
+
+        def move(key: Key, image: Image) -> Image:
+            return crop(self.pad_of(min(image.shape[:2])), self.mode)(key, image)
+
+        return compose(*([flip()] if self.flips else []), *([move] if self.pad != 0 else []))
+
+    def words(self, side: int) -> str:
+        """What it does to images with this shorter side, in words."""
+        pad = self.pad_of(side)
+        plural = "s" * (pad != 1)
+        filled = f"{pad} zero{plural} of {side} pixels" if self.mode == "zero" else f"{pad} mirrored pixel{plural} of {side}"
+        return ", ".join([*(["flip"] if self.flips else []), *([f"crop with {filled}"] if pad else [])]) or "none"
+
+
+SHIFTED = 8
+"""Images are hardly damaged where they are shifted by one part of so many of their side."""
+MOVES = {
+    "none": Move(False, 0), "crop": Move(False, None), "crop1": Move(False, 1), "crop4": Move(False, 4),
+    "zero_crop4": Move(False, 4, "zero"), "flip_crop4": Move(True, 4), "flip_zero_crop4": Move(True, 4, "zero"),
+    "fedsiam": Move(True, 4), "feddure": Move(True, 4, "zero"),
+}  # fmt: skip
+_MORE = {"fedsiam": ", contrast, gray", "feddure": ", cutout"}
+WEAK_VIEWS: dict[str, Augmentation] = {name: move.augmentation() for name, move in MOVES.items() if name not in _MORE} | {
     # FedSiam's paper does not say how strongly: here as usual in contrastive learning.
     "fedsiam": compose(flip(), crop(4), augment.contrast(0.6, 1.4), augment.grayscale(0.2)),
 }
 STRONG_VIEWS = (*VARIANTS, "none")
 LABELED_VIEWS = (*WEAK_VIEWS, "feddure")
 """Views of labeled examples. `feddure`: flip_zero_crop4, then a cutout that is zero once normalized."""
-FALLBACK = ("crop4", "usb")
+FALLBACK = ("crop", "usb")
 """Weak and strong view of an unknown dataset, without a flip, as a mirror image may be of another class."""
+
+
+def names(dataset: str, weak: str = "default", strong: str = "default", labeled: str = "default") -> tuple[str, str, str]:
+    """The names of the weak, strong and labeled view of a dataset of images, by its name, where these may be `default`."""
+    about = known(dataset)
+    own_weak, own_strong = (about.weak, about.strong) if about else FALLBACK
+    weak, strong = own_weak if weak == "default" else weak, own_strong if strong == "default" else strong
+    return weak, strong, weak if labeled == "default" else labeled
+
+
+def described(weak: str, strong: str, labeled: str, side: int) -> str:
+    """What views do to images with this shorter side, in a line; none is `default`."""
+    of_weak, of_labeled = (MOVES[name].words(side) + _MORE.get(name, "") for name in (weak, labeled))
+    after = "as the weak view" if strong == "none" else f"the weak view and {strong}"
+    return f"weak view: {of_weak}; strong view: {after}; labeled view: {'as the weak view' if labeled == weak else of_labeled}"
+
+
+def far_shifts(dataset: str, weak: str, labeled: str, side: int) -> Iterator[str]:
+    """A line where views shift images with this shorter side far, and farther than the dataset's own weak view."""
+    own = MOVES[names(dataset)[0]].pad_of(side)
+    views = {"weak": weak} if labeled == weak else {"weak": weak, "labeled": labeled}
+    if far := {key: name for key, name in views.items() if MOVES[name].pad_of(side) > max(side / SHIFTED, own)}:
+        given, pad = ", ".join(f"data.{key}={name}" for key, name in far.items()), MOVES[next(iter(far.values()))].pad_of(side)
+        yield f"{given}: images of {side} pixels are shifted by up to {pad}, more than an eighth; data.weak=crop shifts by less"
 
 
 def make(
@@ -49,9 +107,7 @@ def make(
                 raise ValueError(f"data.{key}: got {value!r} for text features, accepted: {accepted}, their views are stored")
         return augment.feature_views()
     about = known(dataset.name)
-    default_weak, default_strong = (about.weak, about.strong) if about else FALLBACK
-    weak, strong = default_weak if weak == "default" else weak, default_strong if strong == "default" else strong
-    labeled = weak if labeled == "default" else labeled
+    weak, strong, labeled = names(dataset.name, weak, strong, labeled)
     channels = dataset.train_images.shape[-1]
     for key, view in (("strong", strong), ("weak", weak), ("labeled", labeled)):
         if channels not in (1, 3) and (view in VARIANTS or view == "fedsiam"):  # those that change colors

@@ -10,6 +10,7 @@ from fedjax_ssl.arrays import Stored
 from fedjax_ssl.data.partition import class_counts
 from fedjax_ssl.data.shares import Labels
 from fedjax_ssl.data.split import Assignment
+from fedjax_ssl.figure_text import FONT, drawable
 from fedjax_ssl.options import plural
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -118,16 +119,18 @@ def _spread(values: Float[np.ndarray, " K"] | Int[np.ndarray, " K"]) -> list[str
 
 def heat_map(seen: Preview, path: str | os.PathLike[str], title: str) -> None:
     """Writes a PNG of clients x classes: labeled on the left (bars if only the server has labels), unlabeled on the right."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     num_clients, num_classes = seen.labeled.shape
     width, height = np.clip([0.3 * num_classes + 3.4, 0.1 * num_clients + 2.2], [4.8, 4.2], [8.0, 11.0])
-    figure = Figure(figsize=(2 * width, height), dpi=110, layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    left, right = figure.subplots(1, 2)
-    draw_labeled(left, seen)
-    draw_unlabeled(right, seen)
-    figure.savefig(path)
+    with rc_context({"font.family": FONT}):
+        figure = Figure(figsize=(2 * width, height), dpi=110, layout="constrained")
+        figure.suptitle(drawable(title), x=0.01, ha="left", fontsize=12, fontweight="bold", parse_math=False)
+        left, right = figure.subplots(1, 2)
+        draw_labeled(left, seen)
+        draw_unlabeled(right, seen)
+        figure.savefig(path)
 
 
 def draw_labeled(axes: Any, seen: Preview) -> None:

@@ -3,9 +3,7 @@
 Numbers are drawn from a seed, each client's by its id, or read from CSV files.
 """
 
-import csv
 import math
-import stat
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
+from fedjax_ssl import csv_files
 from fedjax_ssl.arrays import Stored as Array
 from fedjax_ssl.data.sources.checks import first_line
+from fedjax_ssl.data.sources.values import integer
 from fedjax_ssl.host_memory import free_bytes
 
 EVENING = 20 / 24  # of a day: when the windows of `diurnal` begin, on average
@@ -93,24 +93,18 @@ def _read(
     path: str, num_clients: int, columns: Sequence[str], accepted: str, accepts: Callable[..., bool]
 ) -> tuple[Int64[np.ndarray, " N"], Float64[np.ndarray, "N C"]]:
     """A CSV file of numbers with a header: the column `client` int64 [N], and the others float64 [N, C]."""
-    found = Path(path).expanduser()
     try:
-        if not stat.S_ISREG(found.stat().st_mode):  # a folder, or a device or pipe, which may never end
-            raise ValueError(f"got {path}, which is no file, accepted: a CSV file in UTF-8")
-        with found.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            (_, header), *lines = [(reader.line_num, line) for line in reader if line] or [(1, [])]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = first_line(getattr(error, "strerror", None) or error)
-        raise ValueError(f"got {path} ({why}), accepted: a CSV file in UTF-8") from None
+        (_, header), *lines = csv_files.lines(Path(path).expanduser()) or [(1, [])]
+    except OSError as error:
+        raise ValueError(f"got {path} ({error.strerror}), accepted: a CSV file in UTF-8") from None
     wanted = ("client", *columns)
-    if tuple(cell.strip() for cell in header) != wanted:
+    if tuple(header) != wanted:
         got = first_line(",".join(header)) or "nothing"
         raise ValueError(f"{path}: got the header {got}, accepted: {','.join(wanted)}")
     clients, values = np.zeros(len(lines), np.int64), np.zeros((len(lines), len(columns)))
     for i, (number, line) in enumerate(lines):
         try:
-            client, row = int(line[0]), [float(cell) for cell in line[1:]]
+            client, row = integer(line[0]), [_number(cell) for cell in line[1:]]
         except ValueError:
             client, row = -1, []
         if not (0 <= client < num_clients and len(row) == len(columns) and accepts(*row)):
@@ -118,3 +112,10 @@ def _read(
             raise ValueError(f"{path}, row {number}: got {first_line(','.join(line))}, accepted: {whose}")
         clients[i], values[i] = client, row
     return clients, values
+
+
+def _number(text: str) -> float:
+    """The number that a text is; ValueError for others, and for 1_2 and ٣, which `float` takes."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(text)
+    return float(text)

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 import pydantic
 from pydantic import Field
 
+from fedjax_ssl.data.catalog import known
 from fedjax_ssl.data.partition import PARTITIONS
-from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS
+from fedjax_ssl.data.presets import LABELED_VIEWS, STRONG_VIEWS, WEAK_VIEWS, names
 from fedjax_ssl.options import SET, UNSET, Count, Known, Model, Numbers, Positive, Rate, ReadWhere
 
 Clients = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -78,6 +79,14 @@ class DataSettings(Model):
     image_size: Annotated[int, Field(ge=0, le=512)] = Field(
         default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
     )
+
+    def resolved(self) -> "DataSettings":
+        """The settings with the names of views in the place of `default`, but for text features, whose views are stored."""
+        about = known(self.name)
+        if self.name == "text_features" or (about and about.kind == "text_features"):
+            return self
+        weak, strong, labeled = names(self.name, self.weak, self.strong, self.labeled)
+        return self.model_copy(update={"weak": weak, "strong": strong, "labeled": labeled})
 
     @property
     def is_joint(self) -> bool:

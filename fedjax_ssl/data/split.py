@@ -74,8 +74,10 @@ def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
     notes = [*apart.notes, *shared.notes]
     if how.labels_at == "clients" and (without := sum(len(row) == 0 for row in labeled)):
         notes.append(f"{without} of {len(labeled)} clients have no labeled example")
-    if uses_natural(how) and (without := sum(not (len(a) or len(b)) for a, b in zip(labeled, unlabeled, strict=True))):
-        notes.append(f"{without} of {len(labeled)} clients have no example")
+    empty_ones = [k for k, (own, others) in enumerate(zip(labeled, unlabeled, strict=True)) if not (len(own) or len(others))]
+    if empty_ones:
+        first = ", ".join(map(str, empty_ones[:5])) + (", ..." if len(empty_ones) > 5 else "")
+        notes.append(f"{len(empty_ones)} of {len(labeled)} clients have no example: {first}")
     pooled = np.random.default_rng([seed, 3]).permutation(np.sort(pooled))
     return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes))
 

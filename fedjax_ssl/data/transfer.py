@@ -9,6 +9,8 @@ import urllib3
 
 _CHUNK = 1 << 18
 _TIMEOUT = (10, 60)  # seconds to connect, and between bytes
+MOST = 1 << 30
+"""Bytes of a file whose size nobody publishes; those that have none are much smaller, and a server's answer may never end."""
 _BUSY = (408, 429)  # ask again; so do all from 500 on
 
 
@@ -69,9 +71,9 @@ def _accepted(response: requests.Response, url: str, have: int, size: int) -> tu
     length = headers.get("Content-Length", "")
     whole = int(parts[2]) if parts and parts[2] != "*" else have + int(length) if length.isdecimal() else 0
     kind = headers.get("Content-Type", "").partition(";")[0]
-    if kind == "text/html" or (size and whole and whole != size):
+    if kind == "text/html" or (size and whole and whole != size) or (not size and whole > MOST):
         got = f"{whole:,} bytes of {kind or 'unknown kind'}" if whole else kind
-        wanted = f"{size:,} bytes are expected" if size else "a file is expected"
+        wanted = f"{size:,} bytes are expected" if size else f"a file of at most {MOST:,} bytes is expected"
         raise RefusedError(
             f"{url} answers with {got}, and {wanted}: the file has moved, or a login page is in between; try another network, "
             "or set FEDJAX_SSL_MIRROR to another copy"
@@ -86,10 +88,16 @@ def _receive(response: requests.Response, part: Path, have: int, whole: int, lab
             file.write(chunk)
             have += len(chunk)
             progress.update(len(chunk))
-            if whole and have > whole:
+            if have > (whole or MOST):
                 break
     if whole and have < whole:
         raise CutError(f"the connection ended after {have:,} of {whole:,} bytes")
+    if not whole and have > MOST:
+        part.unlink()
+        raise RefusedError(
+            f"{response.url} sends more than {MOST:,} bytes of a file whose size nobody publishes; nothing was kept: set "
+            "FEDJAX_SSL_MIRROR to another copy, or give the file's size in FEDJAX_SSL_CHECKSUMS"
+        )
 
 
 def _reason(error: BaseException) -> str:

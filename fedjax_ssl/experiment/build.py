@@ -1,6 +1,7 @@
 """From a config to an experiment: the one place where settings become real arguments."""
 
 import contextlib
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,8 @@ from fedjax_ssl.options import Options, one_line
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.source import Problem
 from fedjax_ssl.simulation.system import System
+
+_log = logging.getLogger(__name__)
 
 
 def build(
@@ -71,6 +74,9 @@ def build(
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
+    given, data, shape = drawn.config.data, experiment.settings.data, experiment.problem.spec.image_shape
+    if "default" in (given.weak, given.strong) and len(shape) == 3:
+        _log.info("%s", presets.described(data.weak, data.strong, data.labeled, min(shape[:2])))
     log_doubts(experiment)
     return experiment
 
@@ -122,7 +128,8 @@ class Plan(NamedTuple):
 
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
-        where = {key: getattr(self.settings.data, key) for key in ("name", "data_dir", "path", "resplit", "renumber_labels")}
+        alike = ("name", "data_dir", "path", "resplit", "renumber_labels", "weak", "strong", "labeled")
+        where = {key: getattr(self.settings.data, key) for key in alike}
         own = settings.model_copy(update={"data": settings.data.model_copy(update=where)})
         plan = self._replace(settings=own, options=settings.method_options().for_rounds(settings.rounds))
         _check_scenario(plan.settings, plan.method())
@@ -151,6 +158,7 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None, *, reads: bool 
         data = data.model_copy(
             update={"name": dataset.name, "data_dir": "", "path": "", "resplit": (), "renumber_labels": False}
         )
+    data = data if dataset.holds_features else data.resolved()
     stored_shape = dataset.train_images.shape[1:]
     with naming("data"):
         views = presets.make(dataset, mean=data.mean, std=data.std, weak=data.weak, strong=data.strong, labeled=data.labeled)

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.experiment import increments
 from fedjax_ssl.experiment.files import REMEDY, DamagedError, make_folder, read_json, sync, write_json
+from fedjax_ssl.regular import check_below
 from fedjax_ssl.simulation.client_states import OnDisk
 from fedjax_ssl.simulation.distributed import is_key
 
@@ -190,6 +191,7 @@ class Checkpoints(AbstractContextManager):
         folder = self.folder / str(round)
         as_numpy = ocp.args.ArrayRestore(restore_args=ocp.RestoreArgs(restore_type=np.ndarray))
         try:
+            check_below(folder)
             manifest, content = read_json(folder / MANIFEST), self._orbax.restore(folder / STATE, args=as_numpy)
             checksum, rows = manifest.pop("blake2b"), manifest.get("rows", [])
             increments.check(folder / ROWS, rows)

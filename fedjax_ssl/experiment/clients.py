@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_ssl.data.sources.npz import UNREADABLE
 from fedjax_ssl.experiment.files import make_folder, replacing
+from fedjax_ssl.regular import regular
 
 CLIENTS = "clients"
 _NAME = "round_{:06d}.npz"
@@ -44,7 +45,7 @@ class ClientsLog:
         records: list[dict[str, np.ndarray]] = []
         for number, path in self.files():
             try:
-                with np.load(path) as archive:
+                with np.load(regular(path)) as archive:
                     found = {name: archive[name] for name in archive.files}
             except UNREADABLE as error:
                 raise ValueError(f"{path} cannot be read ({type(error).__name__}); remove it") from error

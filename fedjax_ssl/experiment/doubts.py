@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.data import presets
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import Settings
@@ -64,6 +65,10 @@ DOUBTS: tuple[tuple[str, Doubtful, str], ...] = (
 
 def log_doubts(experiment: Experiment) -> None:
     """Logs what is doubtful in the settings of an experiment's runs, each line once."""
+    data, shape = experiment.settings.data, experiment.problem.spec.image_shape
+    if len(shape) == 3:
+        for line in presets.far_shifts(data.name, data.weak, data.labeled, min(shape[:2])):
+            _log.warning("%s", line)
     numbers = [run.number for run in experiment.runs]
     firsts = [numbers.index(number) for number in dict.fromkeys(numbers)]  # other seeds have the same settings
     for line in dict.fromkeys(line for i in firsts for line in doubts(facts(experiment.only([i])))):

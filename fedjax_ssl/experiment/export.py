@@ -20,7 +20,7 @@ METADATA = "metadata"
 def save(path: str | os.PathLike[str], experiment: Experiment, state: RunState) -> None:
     """Writes the model that `Experiment.predict` evaluates, the whole file or none; see `Experiment.save_model`."""
     path = pathlib.Path(path).expanduser()
-    if path.suffix not in (".npz", ".safetensors") or not path.parent.is_dir():
+    if path.suffix not in (".npz", ".safetensors") or not path.parent.is_dir() or (path.exists() and not path.is_file()):
         raise ValueError(f"path: got {path}, accepted: NAME.npz or NAME.safetensors in a folder that exists")
     if path.suffix == ".safetensors":
         try:

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
+from fedjax_ssl.data.sources.values import array_of
+
 
 def checked(
     examples: Any, stored: tuple[int, ...], pooled: tuple[int, ...]
@@ -13,7 +15,9 @@ def checked(
 
     `stored` is the shape of one example of the dataset, `pooled` that after zero-padding: (H, W, ch), or (V, D) of features.
     """
-    array = np.asarray(examples)
+    array = array_of(examples)
+    if np.ma.is_masked(array):
+        raise ValueError(f"examples: got {np.ma.count_masked(array)} masked values, accepted: arrays without any")
     return _features(array, stored[-1]) if len(stored) == 2 else _images(array, stored, pooled)
 
 

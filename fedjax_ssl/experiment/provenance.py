@@ -21,10 +21,9 @@ from fedjax_ssl.experiment.files import read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
-OPTIONS = (
-    "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable",
-    "jax_random_seed_offset",
-)  # fmt: skip
+OF_DRAWS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset")
+"""Options that change every random draw, so that a run cannot go on with others."""
+OPTIONS = (*OF_DRAWS, "jax_default_matmul_precision")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "--xla_dump_")
 """How flags begin that change no result: how long devices wait for each other, how many there are, what is printed."""
@@ -84,11 +83,18 @@ def check_widths(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
 
 
 def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
-    """Warns, once, where runs, of which a `run.json` may be there, began on another machine or in another layout."""
+    """Warns, once, where runs, of which a `run.json` may be there, began on another machine or in another layout.
+
+    ValueError where they would go on with other random draws.
+    """
     here, changes = machine() | layout._asdict(), dict[str, pathlib.Path]()
     for path in filter(pathlib.Path.exists, paths):
         noted = read_json(path)
         there = {**noted.get("machine", {}), **noted.get("layout", {})}
+        for key in OF_DRAWS:
+            if there.get(key, here[key]) != here[key]:
+                why = "which changes all random draws: set it as it was, or start anew with --overwrite"
+                raise ValueError(f"{path.parent}: its run began with {key}={there[key]} and not {here[key]}, {why}")
         if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
             changes.setdefault(", ".join(found), path.parent)
     for differing, folder in changes.items():

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_ssl.data.catalog import known
+from fedjax_ssl.data.presets import names
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import KINDS, did_you_mean, plural
 
@@ -76,6 +78,10 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, objec
 def identity(config: dict[str, Any]) -> dict[str, Any]:
     """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
     files = {key: "a file" for key in CLIENT_FILES if config.get(key) not in (None, "", "diurnal")}
+    about, keys = known(str(config.get("data.name"))), ("data.weak", "data.strong", "data.labeled")
+    if about and about.kind != "text_features":  # else `default` is of the data
+        views = names(str(config["data.name"]), *(str(config.get(key, "default")) for key in keys))
+        config = config | dict(zip(keys, views, strict=True))
     return {key: value for key, value in (config | files).items() if key not in ELSEWHERE}
 
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import download
+from fedjax_ssl.data import download, sources
 from fedjax_ssl.data.catalog import ORIGINALS
 from fedjax_ssl.experiment import build, provenance
 from launch import command, prepare
@@ -157,6 +157,32 @@ def test_a_size_that_nobody_publishes_is_the_servers(server, kept):
     server.patch.setitem(ORIGINALS, "bloodmnist", [file._replace(size=0)])
     server.cut = 1_200_000
     assert download.obtain("bloodmnist", kept)["bloodmnist.npz"].read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("says_size", [False, True])
+def test_an_answer_without_an_end_is_bounded_where_no_size_is_known(server, kept, says_size):
+    (file,) = archives.serve(server, "bloodmnist", {"bloodmnist.npz": CONTENT})
+    server.patch.setitem(ORIGINALS, "bloodmnist", [file._replace(size=0)])
+    server.patch.setattr("fedjax_ssl.data.transfer.MOST", 2_000_000)
+    server.has_no_end = not says_size
+    message = message_of(FileNotFoundError, download.obtain, "bloodmnist", kept)
+    said = "answers with 3,000,000 bytes of" if says_size else "sends more than 2,000,000 bytes of a file whose size nobody"
+    assert said in message
+    assert not list(pathlib.Path(kept, "originals", "bloodmnist").glob(".*.part"))
+
+
+def test_a_named_pipe_in_the_place_of_a_file_is_one_line(kept, monkeypatch, tmp_path):
+    path = download.places("cifar10", kept)[0].path
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    assert message_of(ValueError, obtain, kept) == f"{path} is a named pipe: give a regular file"
+    os.mkfifo(tmp_path / "sums.json")
+    monkeypatch.setenv(download.CHECKSUMS, str(tmp_path / "sums.json"))
+    assert "sums.json is a named pipe" in message_of(ValueError, obtain, kept)
+    for folder in ("mnist", "cifar10/3.0.2"):
+        pathlib.Path(kept, folder).mkdir(parents=True)
+        os.mkfifo(pathlib.Path(kept, folder, "dataset_info.json"))
+        assert "dataset_info.json is a named pipe" in message_of(ValueError, sources.load, folder.split("/")[0], data_dir=kept)
 
 
 def test_data_are_kept_in_the_folder_that_is_asked_for(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import shutil
 import struct
 import zipfile
@@ -112,6 +113,17 @@ def deep(folder):
     Image.fromarray(picture(4, 6).astype(np.uint16)).save(folder / "test/cat/7.png")
 
 
+def several(folder, kind):
+    """Puts a file of two images in the place of one, whatever its ending says."""
+    first, *others = (Image.fromarray(picture(4, 6, 3, seed=seed)) for seed in (90, 91))
+    first.save(folder / "test/cat/7.png", kind, save_all=True, append_images=others)
+
+
+def piped(path):
+    os.mkfifo(path)
+    return path
+
+
 def gigantic(folder):
     """A PNG of 2**31 - 1 pixels a side, of which nothing is there."""
     header = b"IHDR" + struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
@@ -163,13 +175,18 @@ ODD = {
     "test images in training": arrays(test_images=RGB[:8]),
     "one class": arrays(train_labels=LABELS * 0, test_labels=LABELS[:8] * 0),
     "labels from 1": arrays(train_labels=LABELS + 1, test_labels=LABELS[:8] + 1),
-    "floating-point labels": arrays(train_labels=LABELS.astype(float)),
     "fractions as labels": arrays(train_labels=LABELS / 3),
     "one-hot labels": arrays(train_labels=np.eye(2)[LABELS]),
     "text labels": arrays(train_labels=np.array(["cat", "dog"])[LABELS]),
     "objects as labels": arrays(train_labels=np.array([(1,), "a"] * 10, dtype=object)),
     "objects as labels, renumbered": arrays(train_labels=np.array([(1,), "a"] * 10, dtype=object), renumber_labels=True),
-    "numbers as objects": arrays(train_labels=LABELS.astype(object)),
+    "fractions as objects": arrays(train_labels=np.array([0.5, None] * 10, dtype=object), renumber_labels=True),
+    "masked images": arrays(train_images=np.ma.masked_less(RGB, 3)),
+    "a list with a masked image": arrays(train_images=[*RGB[:19], np.ma.masked_less(RGB[19], 9)]),
+    "a masked test label": arrays(test_labels=np.ma.masked_array(LABELS[:8], LABELS[:8] == 1)),
+    "a class that is named as missing": arrays(
+        train_labels=["cat", "None", "dog", "cat"] * 5, test_labels=["cat"] * 8, renumber_labels=True
+    ),
     "labels below -1": arrays(train_labels=LABELS - 2),
     "-1 in the test part": arrays(test_labels=LABELS[:8] - 1),
     "no label at all": arrays(train_labels=LABELS * 0 - 1),
@@ -213,6 +230,7 @@ ODD = {
     "fewer strong features": features(train_strong_features=np.zeros((19, 5), np.float32)),
     "fewer labels than features": features(train_labels=LABELS[:19]),
     "a class of the test features alone": features(test_labels=LABELS[:8] + 1),
+    "masked features": features(train_features=np.ma.masked_greater(np.ones((20, 5), np.float32), 0)),
     "features with NaN": features(test_features=np.full((8, 5), np.nan, np.float32)),
     "fewer clients than features": features(clients=np.arange(19)),
     "folders without test": classes(lambda root: shutil.rmtree(root / "test")),
@@ -226,6 +244,12 @@ ODD = {
     "another size": classes(lambda root: save(root / "test/cat/7.png", 4, 5, 3)),
     "transparency": classes(transparent),
     "16-bit file": classes(deep),
+    "a TIFF of two pages": classes(lambda root: several(root, "TIFF")),
+    "an animated WebP": classes(lambda root: several(root, "WEBP")),
+    "an animated PNG": classes(lambda root: several(root, "PNG")),
+    "a named pipe as an image": classes(lambda root: piped(root / "test/cat/8.png")),
+    "a named pipe as a table": classes(lambda root: piped(root / "train.csv")),
+    "a named pipe as npz": lambda folder: sources.load("npz", path=str(piped(folder / "data.npz"))),
     "a damaged file": classes(lambda root: (root / "test/cat/7.png").write_bytes(b"junk")),
     "an image of 2**62 pixels": classes(gigantic),
     "a link out of the folder": classes(linked),
@@ -241,6 +265,10 @@ ODD = {
     "an id twice": flat(train="id,label\n0,0\n0.png,1\n2,0\n3,-1\n"),
     "an empty label": flat(train="id,label\n\n0,0\n\n1,\n2,0\n3,-1\n"),
     "a short row": flat(train="id,label\n0,0\n1\n"),
+    "labels with zeros in front": flat(train="id,label\n0,00\n1,01\n2,0\n3,1\n"),
+    "labels with signs": flat(train="id,label\n0,0\n1,+1\n2,0\n3,1\n"),
+    "labels in Arabic digits": flat(train="id,label\n0,\u0660\n1,1\n2,0\n3,1\n"),
+    "two columns of one name": flat(train="id,label,label\n0,0,1\n1,1,0\n2,0,1\n3,-1,-1\n"),
     "names as labels": flat(train="id,label\n0,cat\n1,dog\n2,cat\n3,-1\n"),
     "Latin-1": flat(change=lambda root: (root / "train.csv").write_bytes("id,label\n0,\xe9".encode("latin-1"))),
     "a class folder's image without client": classes(lambda root: (root / "train.csv").write_text("id,client\n0,ann\n")),

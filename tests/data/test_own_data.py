@@ -1,6 +1,7 @@
 """Own data as people have them: tables of labels, unlabeled images, other formats, new numbers; and whose each example is."""
 
 import logging
+import unicodedata
 
 import jax
 import jax.numpy as jnp
@@ -63,6 +64,94 @@ def test_names_and_any_integers_are_numbered_and_the_mapping_is_logged(tmp_path,
     assert message == "renumber_labels=True is for npz and image_folder, got name='digits': drop it"
 
 
+class NA:
+    """What pandas.NA is like: it is written `<NA>`, and equals nothing."""
+
+    def __str__(self):
+        return "<NA>"
+
+    def __eq__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError
+
+    __hash__ = None
+
+
+NAN, MASKED = float("nan"), np.ma.masked_array([0, 7, 1, 0], [False, True, False, False])
+PANDAS = {
+    "floats": [0.0, -1.0, 1.0, 0.0], "NaN": [0.0, NAN, 1.0, 0.0], "None": [0, None, 1, 0],
+    "NA": np.array([0, NA(), 1.0, 0], object),
+    "column": np.array([[0], [-1.0], [1], [0]]), "masked": MASKED, "masked in a list": [0, np.ma.masked, 1, 0],
+    "masked floats": MASKED.astype(float), "names": ["cat", None, "dog", "cat"], "text": np.array(["cat", NAN, "dog", "cat"]),
+    "floats as text": ["0.0", "-1.0", "1.0", "0.0"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("numbers_anew", [False, True])
+@pytest.mark.parametrize("name", PANDAS)
+def test_labels_as_pandas_has_them_and_masked_ones_make_no_class(name, numbers_anew):
+    test = [2.0 / 2, 0.0] if name not in ("names", "text", "floats as text") else [PANDAS[name][2], PANDAS[name][0]]
+    parts = (picture(4, 3, 3), PANDAS[name]), (picture(2, 3, 3, seed=1), test)
+    if isinstance(test[0], str) and not numbers_anew:
+        assert "labels are text such as" in message_of(ValueError, in_memory, *parts)
+        return
+    dataset = in_memory(*parts, renumber_labels=numbers_anew)
+    assert (dataset.train_labels.tolist(), dataset.test_labels.tolist()) == ([0, -1, 1, 0], [1, 0])
+    assert len(dataset.classes) in (0, 2)
+
+
+@pytest.mark.parametrize("unknown", ["-1.0", "nan", "NaN", "None", "<NA>", "-1"])
+@pytest.mark.parametrize(("zero", "one"), [("0.0", "1.0"), ("5", "7.0"), ("cat", "dog"), ("01", "1"), ("+1", "1")])
+def test_labels_in_a_table_as_pandas_writes_them(tmp_path, unknown, zero, one):
+    train, test = f"id,label\n0,{zero}\n1,{one}\n2,{zero}\n3,{unknown}\n", f"id,label\n4,{one}\n5,{zero}\n"
+    dataset = flat(train, test, renumber_labels=True)(tmp_path)
+    assert (dataset.train_labels.tolist(), dataset.test_labels.tolist()) == ([0, 1, 0, -1], [1, 0])
+    if zero == "0.0":
+        assert same(flat(train, test)(tmp_path)[1:5], dataset[1:5])
+
+
+def test_ids_of_clients_that_are_missing_are_nobodys(tmp_path):
+    given = [2.0, NAN, 0.0, 2.0]
+    assert in_memory((picture(4, 3, 3), [0, 1] * 2), (picture(1, 3, 3, seed=1), [0]), clients=given).clients.tolist() == [
+        1,
+        -1,
+        0,
+        1,
+    ]
+    table = "id,label,client\n0,0,2.0\n1,1,nan\n2,0,0.0\n3,1,2.0\n"
+    assert flat(table)(tmp_path).clients.tolist() == [1, -1, 0, 1]
+
+
+def test_names_in_two_of_unicodes_forms_are_one_class_and_one_file(tmp_path):
+    composed, apart = (unicodedata.normalize(form, "Übung") for form in ("NFC", "NFD"))
+    for i, name in enumerate((composed, apart, "cat", "cat")):
+        for part in ("train", "test"):
+            save(
+                tmp_path / part / (name if part == "train" else apart if i < 2 else name) / f"{name}{i}.png",
+                4,
+                6,
+                seed=[i, len(part)],
+            )
+    table = f"id,client\n{apart}0,a\n{apart}1,b\ncat2,a\ncat3,b\n"
+    (tmp_path / "train.csv").write_text(table)
+    dataset = sources.load("image_folder", path=str(tmp_path))
+    assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", composed), [0, 0, 1, 1])
+    assert sorted(dataset.clients.tolist()) == [0, 0, 1, 1]
+    text = in_memory((picture(4, 3, 3), [composed, "b", apart, "b"]), (picture(1, 3, 3, seed=1), [apart]), renumber_labels=True)
+    assert (text.classes, text.train_labels.tolist()) == (("b", composed), [1, 0, 1, 0])
+
+
+@pytest.mark.parametrize("name", ["nan", "-1", "None"])
+def test_a_folder_is_a_class_whatever_its_name(tmp_path, name):
+    dataset = classes(
+        lambda root: [(root / split / "dog").rename(root / split / name) for split in ("train", "test")], renumber_labels=True
+    )(tmp_path)
+    assert sorted(dataset.train_labels.tolist()) == [0] * 3 + [1] * 3
+    assert set(dataset.classes) == {"cat", name}
+
+
 def test_folders_of_classes_with_an_unlabeled_folder(tmp_path, caplog):
     def add(root):
         save(root / "unlabeled" / "deep" / "a.png", 4, 6, 3, seed=50)
@@ -73,7 +162,7 @@ def test_folders_of_classes_with_an_unlabeled_folder(tmp_path, caplog):
     assert dataset.train_labels.tolist() == [0] * 3 + [1] * 3 + [-1] * 2
     assert dataset.classes == ("cat", "dog")
     assert same(as_rows(dataset.train_images[6:], [-1, -1]), as_rows(pixels((50, 51)), [-1, -1]))
-    assert caplog.messages[0] == "image_folder: labels are numbered: 0 = cat, 1 = dog"
+    assert caplog.messages[0] == f"{tmp_path}: classes are numbered: 0 = cat, 1 = dog"
     again = sources.load("image_folder", path=str(tmp_path), resplit=(0.5, 0.0, 0.5))
     assert (again.classes, (again.train_labels < 0).sum()) == (("cat", "dog"), 2)
     assert len(again.test_labels) == 6
@@ -271,3 +360,16 @@ def test_diagnostics_count_examples_of_known_class_alone():
         "correct_wrong_ratio": correct / wrong,
     }
     assert got == pytest.approx({f"diagnostics/{key}": value for key, value in expected.items()})
+
+
+def test_a_resplit_says_how_many_examples_count_as_unlabeled_and_where_they_were(tmp_path, caplog):
+    arrays = {"x_train": picture(30, 3, 3), "y_train": np.arange(30) % 3 - 1, "x_test": picture(12, 3, 3, seed=1)}
+    dataset = load_npz(tmp_path, arrays | {"y_test": np.arange(12) % 3 - 1}, resplit=(0.5, 0.0, 0.5))
+    assert dataset.num_classes == 2
+    assert caplog.messages == [
+        "npz: examples with the label -1 have no class and go to the training part of resplit (10 of 30 in train, 4 of 12 in "
+        "test): if -1 is a class, number the classes from 0 on"
+    ]
+    caplog.clear()
+    load_npz(tmp_path, arrays | {"y_test": np.arange(12) % 2}, resplit=(0.5, 0.0, 0.5))  # a pool without labels, as it is meant
+    assert caplog.messages == []

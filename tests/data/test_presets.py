@@ -9,6 +9,9 @@ from fedjax_ssl.data import augment, presets
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.presets import STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.runs import flattened, identity
+from fedjax_ssl.experiment.settings import Settings
+from launch import explain
 from tests.data.common import in_memory, many, message_of, picture, windows
 
 
@@ -17,7 +20,7 @@ def dataset(name="mine", shape=(12, 12, 3)):
     return in_memory(examples, examples, name=name)
 
 
-PADS = {"none": 0, "crop1": 1, "crop4": 4, "zero_crop4": 4, "flip_crop4": 4, "flip_zero_crop4": 4}
+PADS = {"none": 0, "crop1": 1, "crop4": 4, "zero_crop4": 4, "flip_crop4": 4, "flip_zero_crop4": 4, "crop": 1}
 
 
 @pytest.mark.parametrize(("name", "pad"), PADS.items())
@@ -101,7 +104,7 @@ def test_an_unknown_datasets_views_are_measured_and_not_mirrored():
     np.testing.assert_allclose(plain.mean((0, 1, 2)), 0, atol=1e-5)
     np.testing.assert_allclose(plain.std((0, 1, 2)), 1, atol=1e-5)
     got = presets.make(data).weak(jax.random.key(1), images)
-    assert np.array_equal(got, presets.make(data, weak="crop4").weak(jax.random.key(1), images))
+    assert np.array_equal(got, presets.make(data, weak="crop1").weak(jax.random.key(1), images))  # of 12 pixels
     assert presets.measured(np.full_like(images, 51))[1] == (1e-3,) * 3
 
 
@@ -158,3 +161,50 @@ def test_networks_that_are_made_for_a_size_get_it(network, given, size):
     images = experiment.problem.data.train.images
     assert images.shape[1:3] == (size, size)
     assert images.sum() == picture(20, 28, 28).sum()
+
+
+@pytest.mark.parametrize(("side", "pad"), [(4, 0), (8, 1), (28, 3), (32, 4), (64, 4)])
+def test_the_default_crop_shifts_by_an_eighth_of_the_side_at_most(side, pad):
+    image = picture(side, side + 4, 1)
+    view, wanted = WEAK_VIEWS["crop"], augment.compose(augment.crop(pad))
+    for seed in range(5):
+        key = jax.random.key(seed)
+        assert np.array_equal(view(key, image), wanted(key, image) if pad else image)
+    words = f"crop with {pad} mirrored pixel{'s' * (pad > 1)} of {side}" if pad else "none"
+    line = f"weak view: {words}; strong view: the weak view and usb; labeled view: as the weak view"
+    assert presets.described(*presets.names("mine"), side) == line
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "side", "expected"),
+    [
+        ("mine", {"weak": "flip_zero_crop4"}, 8, "data.weak=flip_zero_crop4: images of 8 pixels are shifted by up to 4, more"),
+        ("digits", {"labeled": "feddure"}, 8, "data.labeled=feddure: images of 8 pixels are shifted by up to 4, more"),
+        ("digits", {}, 8, ""),
+        ("mine", {}, 8, ""),
+        ("mine", {"weak": "crop4"}, 32, ""),
+        ("mnist", {"weak": "fedsiam"}, 28, ""),  # its own view shifts by 4
+    ],
+)
+def test_a_shift_of_more_than_an_eighth_is_named_unless_it_is_the_datasets_own(name, given, side, expected):
+    weak, _, labeled = presets.names(name, **given)
+    lines = list(presets.far_shifts(name, weak, labeled, side))
+    assert [line.startswith(expected) for line in lines] == [True] * bool(expected)
+
+
+def test_default_views_are_resolved_in_the_config_and_said(caplog):
+    config = {"model": {"name": "linear"}, "data": {"num_clients": 2, "num_labels": 2}, "cohort_size": 1}
+    with caplog.at_level("INFO"):
+        settings = build(config, dataset(shape=(8, 8))).settings
+    assert (settings.data.weak, settings.data.strong, settings.data.labeled) == ("crop", "usb", "crop")
+    said = "weak view: crop with 1 mirrored pixel of 8; strong view: the weak view and usb; labeled view: as the weak view"
+    assert said in caplog.messages
+    flat = flattened(Settings().to_dict())
+    assert identity(flat)["data.weak"] == "flip_crop4"  # as a run's folder has it, or one that was made before
+    assert Settings.from_dict({"data": {"name": "text_features"}}).data.resolved().weak == "default"
+
+
+@pytest.mark.parametrize(("words", "weak"), [(["--config=fl2_cifar10"], "flip_crop4"), (["--config.data.name=npz"], "crop")])
+def test_explain_says_what_default_is(capsys, words, weak):
+    assert explain.main(["explain", *(words if "--config=" in words[0] else ["--config=digits:fl2", *words]), "data.weak"]) == 0
+    assert capsys.readouterr().out.startswith(f"data.weak = {weak}\n")

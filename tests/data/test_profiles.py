@@ -91,13 +91,15 @@ def test_rates_of_a_file(tmp_path):
         (windows_of, TRACE + "1,5,86406\n", "row 5"),
         (windows_of, TRACE + "one,5,6\n", "row 5: got one,5,6"),
         (windows_of, TRACE + "\n\none,5,6\n", "row 7: got one,5,6"),
-        (windows_of, None, "clients.csv, which is no file, accepted: a CSV file in UTF-8"),
+        (windows_of, None, "clients.csv is a named pipe: give a regular file"),
+        (windows_of, TRACE + "0_1,0,1\n", "row 5"),
+        (windows_of, TRACE + "1,1_0,20\n", "row 5"),
         (rates_of, RATES + "0,1,1,1\n", "got 2 rows of client 0, accepted: one of each client"),
         (rates_of, RATES.replace("0,10,1e3,2000\n", ""), "got 0 rows of client 0"),
         (rates_of, RATES.replace(",2000", ",0"), "row 3: got 0,10,1e3,0, accepted: a client from 0 to 1, then numbers in [1"),
         (rates_of, RATES.replace(",2000", ",inf"), "row 3"),
         (rates_of, TRACE, "accepted: client,examples_per_s,up_bytes_per_s,down_bytes_per_s"),
-        (rates_of, "\xff\xfe\0client", "accepted: a CSV file in UTF-8"),
+        (rates_of, "\xff\xfe\0client", "clients.csv is not a CSV file in UTF-8"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_one_line(tmp_path, read, text, says):

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.splits import SPLITS
-from fedjax_ssl.data import sources, split
+from fedjax_ssl.data import preview, sources, split
 from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
 from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.data.split import Training
@@ -233,3 +233,13 @@ def test_labeled_examples_may_leave_after_the_partition(cifar10_labels):
     assert max(len(np.unique(cifar10_labels[row])) for row in after.unlabeled) == 2
     assert max(len(np.unique(cifar10_labels[row])) for row in before.unlabeled) > 2
     np.testing.assert_array_equal(before.server, after.server)
+
+
+def test_clients_without_any_example_are_named():
+    how = DataSettings(num_clients=30, num_labels=4, partition="dirichlet", alpha=0.05, min_size=0)
+    drawn = split.draw(Training(np.arange(60) % 2, 2), how, 0)
+    empty = [k for k, row in enumerate(drawn.unlabeled) if not len(row)]
+    assert len(empty) > 5
+    assert drawn.notes == (f"{len(empty)} of 30 clients have no example: {', '.join(map(str, empty[:5]))}, ...",)
+    assert f"note: {drawn.notes[0]}" in preview.table(preview.preview(drawn, np.arange(60) % 2, 2)).splitlines()
+    assert split.draw(Training(np.arange(60) % 2, 2), how.model_copy(update={"partition": "iid"}), 0).notes == ()

@@ -147,6 +147,18 @@ def test_ag_news_rows_are_read_as_they_are_meant(tmp_path):
     assert text_features.first_of_each_class(rows, 0) == (rows, ([], []))
 
 
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_byte_order_mark_is_no_part_of_a_class_and_a_missing_label_is_none(tmp_path, mark):
+    content = f"{mark}sports,a\nworld,b\n{mark}sports,c\n-1,d\nNaN,e\n"  # as two files that were joined
+    rows = text_features.read_csv(write_csv(tmp_path, "train.csv", content))
+    assert rows == (["sports", "world", "sports", "-1", "-1"], ["a", "b", "c", "d", "e"])
+    assert text_features.first_of_each_class(rows, 1)[0].texts == ["a", "b", "d", "e"]
+    got = text_features.compute(rows, text_features.Texts(["world"], ["f"]), None, encode)
+    assert (got["train_labels"].tolist(), got["classes"].tolist()) == ([0, 1, 0, -1, -1], ["sports", "world"])
+    rows = text_features.read_csv(write_csv(tmp_path, "floats.csv", f"{mark}1.0,a\n0.0,b\n"))
+    assert rows.labels == ["1", "0"]
+
+
 def test_other_words_are_fewer_and_mostly_in_their_order():
     words = [f"{i}" for i in range(20_000)]
     rows = text_features.Texts(["0", "1"], [" ".join(words), "alone"])
@@ -233,6 +245,8 @@ def test_the_script_writes_the_whole_file_or_none(tmp_path, monkeypatch):
     [
         ("train", "", "train.csv: no rows: give a CSV file"),
         ("train", "1,a\n2\n", "train.csv: row 2 has no text: give a label"),
+        ("train", "1,a\n,b\n", "train.csv: row 2 has no label: give a label, or -1"),
+        ("test", "-1,a\n", "the test file has label '-1', which no training row has"),
         ("train", "label,text\n1,a\n2,b\n", "train.csv: row 1 has label 'label' and all others numbers: remove the header"),
         ("test", '"5","text"\n', "the test file has label '5', which no training row has: accepted are 1, 2, 3, 4"),
         ("strong", AG_NEWS.replace('"4"', '"1"'), "the strong view: row 4 has another label: give the 5 training rows"),

@@ -47,6 +47,11 @@ def emptied(checkpoint):
     return checkpoint
 
 
+def piped(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = {
     "bit of the data": lambda checkpoint: flip(data_files(checkpoint)[0]),
     "empty folder": emptied,
@@ -54,6 +59,7 @@ DAMAGES = {
     "another shape": lambda checkpoint: rewrite_manifest(
         checkpoint, lambda text: text.replace(b"float32[1000]", b"float32[7]")
     ),
+    "a named pipe": lambda checkpoint: piped(data_files(checkpoint)[0]),
     "no JSON": lambda checkpoint: rewrite_manifest(checkpoint, lambda text: b"\0" * len(text)),
     "another round": lambda checkpoint: shutil.copytree(checkpoint.with_name("1"), emptied(checkpoint), dirs_exist_ok=True),
     "silently one bit": lambda checkpoint: replace_content(checkpoint, lambda x: x ^ np.eye(1, x.size, 2000, np.uint8)[0]),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from fedjax_ssl.data import preview
 from fedjax_ssl.experiment.report import cells, figures, statistics, tables
 from fedjax_ssl.experiment.report.tables import Link, Spread, Table, spread
 
@@ -143,3 +144,19 @@ def test_rounds_have_whole_ticks(rounds):
     shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
     assert shown
     assert all(tick == round(tick) for tick in shown)
+
+
+@pytest.mark.filterwarnings("error")
+def test_texts_that_the_font_lacks_are_numbers_or_as_python_writes_them_and_warn_of_nothing(tmp_path):
+    names = ("\u732b", "\u0642\u0637", "cat \U0001f98a", "Ubung", "\udcff\t")
+    heads = [*tables.of_classes(5, names), "cat\u00e9"]
+    picture = figures.heat("heat", "\u732b", np.eye(6), ("row", "column", "%"), caption="%", heads=heads)
+    for shown in ("0", "1", "2", "3 = Ubung", "4", "cat\u00e9"):
+        assert f"<!-- {shown} -->".encode() in picture.svg
+    assert picture.caption == "%; the table has the names that are numbers here"
+    assert figures.heat("heat", "h", np.eye(1), ("row", "column", "%"), heads=["0 = cat"]).caption == ""
+    line = figures.Curve("\u732b", np.arange(2.0), np.arange(2.0), np.zeros(2), 0)
+    assert b"<!-- \\u732b -->" in figures.curves("curves", "t", {"accuracy": [line]}, "round").svg
+    counts = preview.Preview(*(np.ones((2, 2), int)[0], *[np.ones((2, 2), int)] * 2, np.zeros(2, int), np.zeros(2), 0, ()))
+    preview.heat_map(counts, tmp_path / "map.png", "$\u732b$: \u0642")
+    assert (tmp_path / "map.png").stat().st_size > 10_000

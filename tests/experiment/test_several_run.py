@@ -222,12 +222,12 @@ def test_a_layout_that_cannot_be_had_is_said(begun, caplog, change, why):
 
 
 def test_runs_go_on_in_another_layout_and_on_another_machine_which_is_said(begun, caplog):
-    options = {"jax_enable_x64": True, "jax_random_seed_offset": 7}
+    options = {"jax_default_matmul_precision": "high"}
     machine = {"cores": 99, "jax": "0.1", **options, "XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}
     for name in "01":
         change_note(begun / name / "run.json", layout={"devices": 5}, machine=machine)
     go(several(), begun)
-    given = "jax_enable_x64 was True, jax_random_seed_offset was 7"
+    given = "jax_default_matmul_precision was 'high'"
     said = f"cores was 99, jax was '0.1', {given}, XLA_FLAGS was '--xla_cpu_enable_fast_math=true', devices was 5"
     found = [message.partition(": ")[2] for message in caplog.messages if "rounding" in message]
     assert found == [f"going on with other rounding: {said}"]
@@ -331,3 +331,13 @@ def test_the_command_makes_a_folder_of_each_seed(tmp_path, config):
     assert lines[1][1:3] == [f"accuracy {np.mean(accuracies):.3f}", f"± {np.std(accuracies, ddof=1):.3f}"]
     again = succeeded(*arguments, cwd=tmp_path)
     assert "round 4/4" not in again.stderr
+
+
+@pytest.mark.parametrize("option", [{"jax_threefry_partitionable": False}, {"jax_default_prng_impl": "rbg"}])
+def test_runs_do_not_go_on_with_other_random_draws(begun, option):
+    for name in "01":
+        change_note(begun / name / "run.json", machine=option)
+    ((key, value),), before = option.items(), (begun / "0" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RefusedError, match=f"its run began with {key}={value} and not .*, which changes all random draws"):
+        go(several(), begun)
+    assert (begun / "0" / "metrics.jsonl").read_bytes() == before

@@ -13,6 +13,7 @@ from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, qu
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named
 from fedjax_ssl.data.sources.text import Raw, from_features
+from fedjax_ssl.data.sources.values import array_of
 from fedjax_ssl.options import did_you_mean
 
 __all__ = ["GENERIC", "SYNTHETIC", "Dataset", "from_arrays", "from_features", "load", "padded", "synthetic", "unpadded"]
@@ -112,7 +113,7 @@ def _array(name: str, what: str, given: Raw | None) -> np.ndarray:
     if given is None:
         raise ValueError(f"{name} {what}: got None, accepted: an array; for a test part leave some training examples out")
     try:
-        return np.asarray(given)
+        return array_of(given)
     except ValueError:  # lists of different lengths
         raise ValueError(f"{name} {what}: examples have different shapes: give one array, all examples of one size") from None
 

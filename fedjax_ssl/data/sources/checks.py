@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped, UInt8
 
+from fedjax_ssl.data.sources.values import UNLABELED, is_integer, understood
+
 Images = UInt8[np.ndarray, "N H W ch"] | Float32[np.ndarray, "N V D"]
 Classes = Int32[np.ndarray, " N"]
-UNLABELED = -1
-"""The label of a training example whose class nobody knows, and the client of one that belongs to nobody."""
 
 
 class Origins(NamedTuple):
@@ -107,7 +108,8 @@ def names_of(where: str, classes: Sequence[str] | np.ndarray) -> tuple[str, ...]
     if given.size and (given.ndim != 1 or given.dtype.kind not in "USiu"):
         raise ValueError(f"{where}: classes have dtype {given.dtype} and shape {given.shape}: give a text for each class")
     given = np.char.decode(given, "utf-8", "replace") if given.dtype.kind == "S" else given
-    return tuple(str(name).encode("utf-8", "replace").decode() for name in given)  # a folder's name may be no valid text
+    # A folder's name may be no valid text, and be spelled in another of Unicode's forms than elsewhere.
+    return tuple(normalize("NFC", str(name).encode("utf-8", "replace").decode()) for name in given)
 
 
 def checked_part(where: str, split: Part, *, may_lack_labels: bool = False) -> Part:
@@ -121,6 +123,8 @@ def checked_part(where: str, split: Part, *, may_lack_labels: bool = False) -> P
 
 def _checked_images(where: str, images: np.ndarray) -> UInt8[np.ndarray, "N H W ch"]:
     shape = images.shape
+    if np.ma.is_masked(images):
+        raise ValueError(f"{where}: images are masked at {np.ma.count_masked(images)} values: fill them in, or leave these out")
     if images.dtype == object:
         got = "are missing" if images.ndim == 0 else "have different shapes"
         raise ValueError(f"{where}: images {got}: give one array [N, H, W] or [N, H, W, ch], all of one size")
@@ -157,8 +161,7 @@ def _as_uint8(images: np.ndarray) -> str:
 
 def checked_labels(where: str, labels: np.ndarray, num_examples: int, *, may_lack_labels: bool = False) -> Classes:
     """The labels of `num_examples` examples, or a ValueError that says what is wrong with them."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
+    labels = understood(f"{where}: labels", labels)
     if labels.ndim != 1:
         one_hot = labels.ndim == 2 and labels.size and np.array_equal(np.eye(labels.shape[1])[labels.argmax(1)], labels)
         how = ", one-hot: give labels.argmax(1)" if one_hot else ": needed is [N] or [N, 1], one class per example"
@@ -176,11 +179,9 @@ def checked_labels(where: str, labels: np.ndarray, num_examples: int, *, may_lac
 
 def _not_integers(labels: np.ndarray) -> str:
     """What is wrong with labels [N] of another dtype, and what to do."""
-    if isinstance(text := next(iter(labels), ""), str):
+    if labels.dtype.kind == "U" or not len(labels):
+        text = next((label for label in labels if not is_integer(label)), next(iter(labels), ""))
         return f"are text such as {first_line(text)!r}: number the classes 0..C-1; renumber_labels=true does it"
-    whole = labels.dtype.kind == "f" and np.isfinite(labels).all() and (labels == np.rint(labels)).all()
-    if whole or (labels.dtype == object and all(isinstance(label, int | np.integer) for label in labels)):
-        return f"have dtype {labels.dtype}: store them as integers 0..C-1: labels.astype(int)"
     texts = ", or as texts, labels.astype(str), with renumber_labels=true" if labels.dtype == object else ""
     return f"have dtype {labels.dtype}: store them as integers 0..C-1{texts}"
 

@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Int32, Shaped
 
 from fedjax_ssl.data.sources import images
-from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Part
-from fedjax_ssl.data.sources.labels import clients, from_text, numbered
+from fedjax_ssl.data.sources.checks import Dataset, Part, names_of
+from fedjax_ssl.data.sources.labels import clients, numbered
 from fedjax_ssl.data.sources.resplit import with_splits
 from fedjax_ssl.data.sources.tables import columns, rows_of
+from fedjax_ssl.data.sources.values import UNLABELED, from_text
 
 _log = logging.getLogger(__name__)
 _SPLITS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
@@ -53,7 +54,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
             has = ", ".join(one.name for one in images.listing(root).folders[:9] if one not in found.values())
             raise FileNotFoundError(f"path={path} has no folder {missing[0]}/{has and f', but {has}'}: {_NEEDED}")
         found = {split: found[split] for split in ("train", "test")}
-    files, classes = _files(root, found or {"all": _whole(root)}, by_name=renumber)
+    files, classes = _files(root, found or {"all": _whole(root)})
     if resplit is None:
         files["test"] = files["test"]._replace(clients=None)
     first = next(iter(files))
@@ -68,6 +69,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
             *(path, len(linked), linked[0], linked[0].resolve()),
         )
     parts = {split: part._replace(origins=_named(root, files[split])) for split, part in _read(name, path, files).items()}
+    renumber = renumber and not classes  # those of folders have their numbers
     return with_splits(name, parts, resplit, seed, renumber=renumber, classes=classes)
 
 
@@ -87,7 +89,7 @@ def test_part(path: str) -> tuple[Part, list[str], list[str]]:
     if inside.images and not inside.folders and not _tables(root, folder):
         files = {"test": Files(inside.images, np.full(len(inside.images), UNLABELED), None, inside.others)}
     else:
-        files, classes = _files(root, {"test": folder}, by_name=False)
+        files, classes = _files(root, {"test": folder})
     return _read(path, path, files)["test"], classes, _named(root, files["test"]).tolist()
 
 
@@ -106,18 +108,16 @@ def _split_folders(root: Path) -> dict[str, Path]:
 def _whole(root: Path) -> Path:
     """The folder of all images, which is not yet split: the root, or the one folder beside `labels.csv`."""
     inside = [folder for folder in images.listing(root).folders if folder.name != _UNLABELED]
-    return inside[0] if (root / "labels.csv").is_file() and len(inside) == 1 else root
+    return inside[0] if os.path.lexists(root / "labels.csv") and len(inside) == 1 else root
 
 
-def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> tuple[dict[str, Files], list[str]]:
-    """The files of each split, and the classes' names, if labels are numbers of folders, not names, as with `by_name`."""
+def _files(root: Path, folders: Mapping[str, Path]) -> tuple[dict[str, Files], list[str]]:
+    """The files of each split, and the names of the classes, where these are folders."""
     tables = {split: _table(root, folder) for split, folder in folders.items()}
     if not any(tables.values()):
-        classes = _classes(next(iter(folders.values())), root)
-        if not by_name:  # else they are numbered, and named, later
-            _log.info("%s: classes are numbered: %s", root, numbered(classes))
-        named = {split: _of_classes(folder, root, classes, by_name=by_name) for split, folder in folders.items()}
-        return named, [] if by_name else classes
+        classes = list(_classes(next(iter(folders.values())), root))
+        _log.info("%s: classes are numbered: %s", root, numbered(classes))
+        return {split: _of_classes(folder, root, classes) for split, folder in folders.items()}, classes
     files = {}
     for split, folder in folders.items():
         if (table := tables[split]) is None:
@@ -127,14 +127,14 @@ def _files(root: Path, folders: Mapping[str, Path], *, by_name: bool) -> tuple[d
         inside = images.listing(folder)
         rows = rows_of(table, inside.images, folder)
         others = [one for one in (*inside.folders, *inside.others) if one.suffix.lower() != ".csv"] if folder != root else []
-        files[split] = Files(inside.images, from_text(rows.labels), rows.clients, others)
+        files[split] = Files(inside.images, from_text(f"{table}: labels", rows.labels), rows.clients, others)
     return files, []
 
 
 def _tables(root: Path, folder: Path) -> list[Path]:
     """The CSV files that may have the labels of a folder of images."""
     places = [root / f"{folder.name}.csv"] if folder != root else []
-    return [place for place in (*places, folder / "labels.csv", root / "labels.csv") if place.is_file()]
+    return [place for place in (*places, folder / "labels.csv", root / "labels.csv") if os.path.lexists(place)]
 
 
 def _table(root: Path, folder: Path) -> Path | None:
@@ -153,36 +153,42 @@ def _table(root: Path, folder: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _classes(folder: Path, root: Path) -> list[str]:
-    """The names of the folders in a folder, but `unlabeled` beside the splits."""
-    names = [one.name for one in images.listing(folder).folders if not (one.name == _UNLABELED and folder == root)]
-    if not names:
+def _classes(folder: Path, root: Path) -> dict[str, list[Path]]:
+    """The folders in a folder, but `unlabeled` beside the splits, by their sorted names.
+
+    Names that differ in Unicode's form alone, as a copy from another system has them, are one.
+    """
+    found: dict[str, list[Path]] = {}
+    inside = [one for one in images.listing(folder).folders if not (one.name == _UNLABELED and folder == root)]
+    for name, one in sorted(zip(names_of(str(folder), [one.name for one in inside]), inside, strict=True)):
+        found.setdefault(name, []).append(one)
+    if not found:
         raise ValueError(f"{folder} holds no folders: give one folder per class, with its images, or a table of labels")
-    return names
+    return found
 
 
-def _of_classes(folder: Path, root: Path, classes: list[str], *, by_name: bool) -> Files:
-    """The image files of a split, sorted by class and name, and their labels: a number for each class, or its name.
+def _of_classes(folder: Path, root: Path, classes: list[str]) -> Files:
+    """The image files of a split, sorted by class and name, and their labels, a number for each class.
 
     Whose they are says a table beside it, with the split's name; of a folder of classes alone, `clients.csv` in it.
     """
-    other = sorted(set(classes) ^ set(_classes(folder, root)))
-    if other:
+    of_class = _classes(folder, root)
+    if other := sorted(set(classes) ^ of_class.keys()):
         where = "is missing from" if other[0] in classes else "is only in"
         raise ValueError(f"class folder {other[0]} {where} {folder}: give every split the same class folders")
     beside = images.listing(folder)
-    paths, others, counts = [], [*beside.images, *(beside.others if folder != root else [])], []
-    for name in classes:
-        own = images.listing(folder / name)
-        if not own.images:
-            raise ValueError(f"{images.none_in(folder / name, own)}: add some, or remove the class")
-        paths += own.images
-        others += [*own.folders, *own.others]
-        counts.append(len(own.images))
-    values = np.array(classes) if by_name else np.arange(len(classes), dtype=np.int32)
+    paths, others, labels = [], [*beside.images, *(beside.others if folder != root else [])], list[int]()
+    for label, name in enumerate(classes):
+        for one in of_class[name]:
+            own = images.listing(one)
+            if not own.images:
+                raise ValueError(f"{images.none_in(one, own)}: add some, or remove the class")
+            paths += own.images
+            others += [*own.folders, *own.others]
+            labels += [label] * len(own.images)
     table = root / ("clients.csv" if folder == root else f"{folder.name}.csv")
     ids = rows_of(table, paths, folder, needs_labels=False).clients if {"id", "client"} <= columns(table) else None
-    return Files(paths, np.repeat(values, counts), ids, others)
+    return Files(paths, np.array(labels, np.int32), ids, others)
 
 
 def _unlabeled(folder: Path) -> Files:
@@ -191,7 +197,7 @@ def _unlabeled(folder: Path) -> Files:
     if not inside.images:
         raise ValueError(f"{images.none_in(folder, inside)}: add some, or remove the folder")
     table = folder.with_suffix(".csv")
-    ids = rows_of(table, inside.images, folder, needs_labels=False).clients if table.is_file() else None
+    ids = rows_of(table, inside.images, folder, needs_labels=False).clients if os.path.lexists(table) else None
     return Files(inside.images, np.full(len(inside.images), UNLABELED), ids, inside.others)
 
 
@@ -200,7 +206,7 @@ def _joined(labeled: Files, unlabeled: Files) -> Files:
     ids = None
     if labeled.clients is not None or unlabeled.clients is not None:
         ids = [id for files in (labeled, unlabeled) for id in files.clients or [str(UNLABELED)] * len(files.paths)]
-    text = labeled.labels.dtype.kind == "U"
+    text = labeled.labels.dtype.kind == "U"  # of a table
     labels = np.concatenate([labeled.labels, unlabeled.labels.astype(str) if text else unlabeled.labels])
     return Files(labeled.paths + unlabeled.paths, labels, ids, labeled.others + unlabeled.others)
 
@@ -224,7 +230,7 @@ def _read(name: str, path: str, files: Mapping[str, Files]) -> dict[str, Part]:
 def _client_numbers(name: str, files: Mapping[str, Files]) -> dict[str, Int32[np.ndarray, " _"] | None]:
     """The clients of each split's images, numbered over all splits; None where a split has no ids."""
     given = [one.clients for one in files.values() if one.clients is not None]
-    ids = from_text([id for ids in given for id in ids])
+    ids = from_text(f"{name}: clients", [id for ids in given for id in ids])
     numbers = iter(clients(name, ids, len(ids)) if given else [])
     return {
         split: None if one.clients is None else np.array(list(islice(numbers, len(one.clients))), np.int32)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 
 from fedjax_ssl.data.bars import bar
+from fedjax_ssl.regular import regular
 
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))  # of 2**30, which a few bytes can claim; read at the import
 import cv2
@@ -88,11 +89,17 @@ def passed_over(paths: Sequence[Path]) -> str:
 
 
 def decoded(content: UInt8[np.ndarray, " N"], flag: int) -> Shaped[np.ndarray, "..."] | None:
-    """OpenCV's image of an encoded one; None if it is damaged, empty, or of more than 2**26 pixels."""
+    """OpenCV's image of an encoded one; None if it is damaged, empty, or of more than 2**26 pixels.
+
+    ValueError where there are several, as pages of a TIFF or frames of an animation, of which OpenCV takes the first.
+    """
     try:
-        return cv2.imdecode(content, flag)
+        _, found = cv2.imdecodemulti(content, flag, range=(0, 2))
     except (cv2.error, MemoryError):
         return None
+    if len(found) > 1:
+        raise ValueError("it has several pages or frames, and an example is one image: save those that are meant one by one")
+    return found[0] if found else None
 
 
 class Read(NamedTuple):
@@ -129,8 +136,11 @@ def read(paths: Sequence[Path], shape: tuple[int, ...], threads: ThreadPoolExecu
 
 def decode(path: Path) -> tuple[UInt8[np.ndarray, "H W ch"], bool]:
     """The gray or RGB image of a file, upright as EXIF has it, and whether it had transparent pixels, which become opaque."""
-    content = np.fromfile(path, np.uint8)
-    image = decoded(content, cv2.IMREAD_UNCHANGED)
+    content = np.fromfile(regular(path), np.uint8)
+    try:
+        image = decoded(content, cv2.IMREAD_UNCHANGED)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     if image is None:
         raise ValueError(f"{path} cannot be decoded: replace it by an intact one (of at most 67 million pixels), or remove it")
     if image.dtype != np.uint8:

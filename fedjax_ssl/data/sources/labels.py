@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Shaped
 
-from fedjax_ssl.data.sources.checks import UNLABELED, Part, first_line
+from fedjax_ssl.data.sources.checks import Part, first_line
+from fedjax_ssl.data.sources.values import UNLABELED, array_of, understood
 
 _log = logging.getLogger(__name__)
 Ids = Shaped[np.ndarray, " N"]
@@ -40,9 +41,7 @@ def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> tuple[
 
 def _flat(what: str, values: np.ndarray) -> Ids:
     """Integers or text [N]; ValueError says `what` is something else."""
-    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    if values.dtype == object and all(isinstance(value, str) for value in values.ravel()):
-        values = values.astype(str)
+    values = understood(what, values)
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         texts = ", such as labels.astype(str)" if values.dtype == object else ""
         raise ValueError(
@@ -59,7 +58,7 @@ def clients(where: str, given: Any, num_examples: int) -> Numbers:
     """
     if not isinstance(given, np.ndarray) and len(given) and all(np.ndim(rows) == 1 for rows in given):
         return _of_lists(where, given, num_examples)
-    ids = _flat(f"{where}: clients", np.asarray(given))
+    ids = _flat(f"{where}: clients", array_of(given))
     if len(ids) != num_examples:
         raise ValueError(f"{where}: {num_examples} examples but {len(ids)} clients' ids: give one id per example")
     nobody = ids == (str(UNLABELED) if ids.dtype.kind == "U" else UNLABELED)
@@ -85,14 +84,6 @@ def _of_lists(where: str, lists: Sequence[Any], num_examples: int) -> Numbers:
             raise ValueError(f"{where}: an example is in {also}: give each to one client, once")
         numbers[rows] = k
     return numbers
-
-
-def from_text(values: Sequence[str]) -> Ids:
-    """Integers where all values are some, else text."""
-    try:
-        return np.array([int(value.replace("_", " _")) for value in values], np.int64)  # "1_12" is a name, int("1_12") 112
-    except (ValueError, OverflowError):
-        return np.array(values, str)
 
 
 def numbered(names: Sequence[Any] | Ids) -> str:

@@ -12,6 +12,7 @@ from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.labels import clients
 from fedjax_ssl.data.sources.resplit import with_splits
 from fedjax_ssl.host_memory import free_bytes
+from fedjax_ssl.regular import regular
 
 _SPLITS = ("train", "val", "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
@@ -40,9 +41,10 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
 
 def read(path: str, keys: Sequence[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """The arrays of `keys` that an `.npz` file has, and the names of all its arrays."""
-    if not os.path.isfile(path):
+    if os.path.isdir(path) or not os.path.exists(path):
         what = "is a folder: give the .npz file in it" if os.path.isdir(path) else "no such file: give an existing .npz file"
         raise FileNotFoundError(f"path={path}: {what}")
+    regular(path)
     if not zipfile.is_zipfile(path):
         raise ValueError(f"path={path} is not an .npz archive: write one with numpy.savez(path, x_train=..., y_train=..., ...)")
     try:

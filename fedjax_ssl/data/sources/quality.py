@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Bool, UInt8
 
 from fedjax_ssl.data.bars import bar
-from fedjax_ssl.data.sources.checks import UNLABELED, Dataset
+from fedjax_ssl.data.sources.checks import Dataset
+from fedjax_ssl.data.sources.values import UNLABELED
 
 _log = logging.getLogger(__name__)
 

@@ -1,13 +1,17 @@
 """A dataset's own splits, merged and drawn anew."""
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int
 
 from fedjax_ssl.arrays import digest
-from fedjax_ssl.data.sources.checks import UNLABELED, Dataset, Origins, Part, checked_part, dataset, named
+from fedjax_ssl.data.sources.checks import Dataset, Origins, Part, checked_part, dataset, named
 from fedjax_ssl.data.sources.labels import renumbered
+from fedjax_ssl.data.sources.values import UNLABELED
+
+_log = logging.getLogger(__name__)
 
 
 def with_splits(
@@ -66,6 +70,16 @@ def _joined(name: str, kind: str, train: Part, test: Part, num_classes: int | No
 def _merged(name: str, splits: Mapping[str, Part]) -> Part:
     """All splits as one, checked before, so that an error names the split that is wrong."""
     whole = [checked_part(f"{name} {split}", arrays, may_lack_labels=True) for split, arrays in splits.items()]
+    unlabeled = {split: int(np.sum(part.labels == UNLABELED)) for split, part in zip(splits, whole, strict=True)}
+    if any(unlabeled.values()):
+        counts = ", ".join(f"{unlabeled[s]} of {len(part.labels)} in {s}" for s, part in zip(splits, whole, strict=True))
+        is_usual = not any(list(unlabeled.values())[1:])  # in the training part alone
+        _log.log(
+            logging.INFO if is_usual else logging.WARNING,
+            "%s: examples with the label -1 have no class and go to the training part of resplit (%s): if -1 is a class, "
+            "number the classes from 0 on",
+            *(name, counts),
+        )
     shapes = sorted({split.images.shape[1:] for split in whole})
     if len(shapes) > 1:
         raise ValueError(f"{name}: splits hold images of different shapes {shapes}: resize them to one shape")

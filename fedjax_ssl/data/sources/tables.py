@@ -1,11 +1,14 @@
 """CSV files beside a folder of images: a header `id,label`, `id,client` or with all three, and one row per image."""
 
-import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unicodedata import normalize
 
-from fedjax_ssl.data.sources.checks import UNLABELED, first_line
+from fedjax_ssl import csv_files
+from fedjax_ssl.data.sources.checks import first_line
+from fedjax_ssl.data.sources.values import UNLABELED
 
 
 class Rows(NamedTuple):
@@ -17,10 +20,7 @@ class Rows(NamedTuple):
 
 def columns(table: Path) -> set[str]:
     """The names in a table's header; none where there is no table."""
-    if not table.is_file():
-        return set()
-    with table.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return {cell.strip() for cell in next(csv.reader(file), [])}
+    return set(_lines(table, errors="replace")[0][1]) if os.path.lexists(table) else set()
 
 
 def rows_of(table: Path, images: Sequence[Path], folder: Path, *, needs_labels: bool = True) -> Rows:
@@ -66,20 +66,16 @@ def _numbers(images: Sequence[Path], folder: Path) -> dict[str, int]:
         names: dict[str, int] = {}
         for i, path in enumerate(images):
             path = path.with_suffix("") if without_suffix else path
-            for id in {path.name, path.relative_to(folder).as_posix()}:
+            for id in {normalize("NFC", name) for name in (path.name, path.relative_to(folder).as_posix())}:
                 names[id] = -1 if id in names else i
         numbers = names | numbers
     return numbers
 
 
-def _lines(table: Path) -> list[tuple[int, list[str]]]:
-    """The numbers of a CSV file's lines and their cells, the header first; ValueError where it is none."""
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            return [(reader.line_num, [cell.strip() for cell in line]) for line in reader if line] or [(1, [])]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{table} is not a CSV file in UTF-8 ({first_line(error)}): write it anew") from error
+def _lines(table: Path, errors: str = "strict") -> list[tuple[int, list[str]]]:
+    """The numbers of a CSV file's lines and their cells in Unicode's NFC, the header first; ValueError where it is none."""
+    lines = [(number, [normalize("NFC", cell) for cell in cells]) for number, cells in csv_files.lines(table, errors)]
+    return lines or [(1, [])]
 
 
 def _read(table: Path, needed: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
@@ -88,6 +84,9 @@ def _read(table: Path, needed: tuple[str, ...]) -> list[tuple[int, dict[str, str
     if not set(needed) <= set(header):
         got = first_line(", ".join(header)) or "nothing"
         raise ValueError(f"{table} has the columns {got}: needed is a header {','.join(needed)}, separated by commas")
+    places = {key: header.index(key) for key in ("id", "label", "client") if key in header}
+    if twice := [key for key in places if header.count(key) > 1]:
+        raise ValueError(f"{table} has {header.count(twice[0])} columns {twice[0]}: rename those that are not meant")
     for number, line in lines:
         if len(line) != len(header):
             raise ValueError(
@@ -95,5 +94,4 @@ def _read(table: Path, needed: tuple[str, ...]) -> list[tuple[int, dict[str, str
             )
     if not lines:
         raise ValueError(f"{table} has no rows: give one per image")
-    places = {key: header.index(key) for key in ("id", "label", "client") if key in header}
     return [(number, {key: line[place] for key, place in places.items()}) for number, line in lines]

@@ -8,6 +8,7 @@ from jaxtyping import Float32
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, checked_labels, join, named
 from fedjax_ssl.data.sources.labels import clients as numbered_clients
+from fedjax_ssl.data.sources.values import array_of
 
 _NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
 STRONG = "train_strong_features"
@@ -44,20 +45,22 @@ def from_features(
     such as the features of their back-translations; by default it is the weak one.
     """
     given = {"train": train_features, "train strong": train_strong_features, "test": test_features}
-    vectors = {part: _checked(f"{name} {part}", np.asarray(array)) for part, array in given.items() if array is not None}
+    vectors = {part: _checked(f"{name} {part}", array_of(array)) for part, array in given.items() if array is not None}
     test, *views = vectors["test"], *(array for part, array in vectors.items() if part != "test")
     if len({view.shape for view in views}) > 1 or test.shape[1] != views[0].shape[1]:
         got = ", ".join(f"{part} {array.shape}" for part, array in vectors.items())
         raise ValueError(f"{name}: features have shapes {got}: use one encoder for all, and every training text's strong view")
     where, number = f"{name} train", len(views[0])
-    labels = checked_labels(where, np.asarray(train_labels), number, may_lack_labels=True)
+    labels = checked_labels(where, array_of(train_labels), number, may_lack_labels=True)
     owners = None if clients is None else numbered_clients(where, clients, number)
     train = Part(np.stack(views, 1), labels, owners)
-    tested = Part(test[:, None], checked_labels(f"{name} test", np.asarray(test_labels), len(test)))
+    tested = Part(test[:, None], checked_labels(f"{name} test", array_of(test_labels), len(test)))
     return named(join(name, train, tested, num_classes), classes)
 
 
 def _checked(where: str, features: np.ndarray) -> Float32[np.ndarray, "N D"]:
+    if np.ma.is_masked(features):
+        raise ValueError(f"{where}: features are masked at {np.ma.count_masked(features)} values: compute them anew")
     if features.dtype != np.float32:
         raise ValueError(f"{where}: features have dtype {features.dtype}: store them as float32")
     if features.ndim != 2 or 0 in features.shape:

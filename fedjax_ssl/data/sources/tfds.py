@@ -15,6 +15,7 @@ from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.regular import check_below
 
 _TRANSPOSED = ("emnist",)  # stored with rows and columns exchanged, as NIST's files are
 _NAME = r"(\w+)(/[\w.-]+)?(:[\d.*]+)?"
@@ -55,6 +56,7 @@ def prepared(name: str, data_dir: str | None) -> Any:
     if not re.fullmatch(_NAME, name):
         return None
     for folder in folders(data_dir):
+        check_below(os.path.join(folder, re.split("[/:]", name)[0]))
         try:
             with contextlib.suppress(tfds.core.DatasetNotFoundError):
                 return tfds.core.read_only_builder.builder_from_files(name, data_dir=folder)

@@ -14,6 +14,7 @@ from fedjax_ssl.experiment.report.groups import METHOD, SEED, Shown, slug
 from fedjax_ssl.experiment.report.runs import Run, read_object
 from fedjax_ssl.experiment.report.tables import DASH, Cell, Spread, Table, spread
 from fedjax_ssl.options import Model, parse
+from fedjax_ssl.regular import regular
 
 SWEEP = "sweep.json"
 """In a sweep's folder: its cells, and where their runs are."""
@@ -296,7 +297,7 @@ def _has_error(one: Result) -> bool:
 def from_json(path: pathlib.Path) -> list[Result]:
     """What `as_json` made of results; ValueError where the file has anything else."""
     try:
-        runs = json.loads(path.read_text())["runs"]
+        runs = json.loads(regular(path).read_text())["runs"]
         if not all("case" in one for run in runs for one in run["results"]):
             raise LookupError
         return runs

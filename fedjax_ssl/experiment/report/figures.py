@@ -13,8 +13,10 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedjax_ssl.figure_text import FONT, drawable, is_drawable
 from fedjax_ssl.options import plural
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -24,7 +26,7 @@ HEAT = "Blues"
 """One hue, from light to dark, so that no color has to be told from another."""
 WIDTH = 4.8
 STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans", "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "axes.edgecolor": "#888888",
+    "font.family": FONT, "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "axes.edgecolor": "#888888",
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
     "axes.axisbelow": True, "figure.facecolor": "white", "svg.fonttype": "path", "lines.linewidth": 1.7,
     "lines.markersize": 4.5, "text.parse_math": False,
@@ -65,6 +67,8 @@ def blank(width: float, height: float) -> Figure:
 def picture(figure: Figure, name: str, title: str, alt: str, caption: str = "") -> Picture:
     """The figure's files; ids in the SVG come from `name`, and no file has a date."""
     streams = {"svg": io.BytesIO(), "png": io.BytesIO()}
+    for text in figure.findobj(Text):
+        text.set_text(drawable(text.get_text()))
     with rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(streams["svg"], format="svg", metadata={"Date": None})
         figure.savefig(streams["png"], format="png", dpi=200, metadata={"Software": None})
@@ -121,7 +125,7 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
     """Puts the legend below the axes, long labels in several lines, and makes the figure higher for it: it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()
     width, character, sample = figure.get_figwidth(), 0.08, 0.75  # inches: the figure, a character, a curve's sample
-    labels = [textwrap.fill(label, int((width - sample) / character)) for label in labels]
+    labels = [textwrap.fill(drawable(label), int((width - sample) / character)) for label in labels]
     columns = max(1, min(3, len(labels), int(width / (character * max(map(len, labels)) + sample))))
     lines = max(label.count("\n") + 1 for label in labels)
     figure.set_figheight(figure.get_figheight() + 0.2 * lines * math.ceil(len(labels) / columns))
@@ -143,7 +147,7 @@ def heat(
     """A heat map, NaN in gray; `labels` are those of rows, columns and values; `numbers` writes them into the cells.
 
     `columns` are numbers of the columns where these are not 0, 1, ...: the columns are drawn in equal width. `heads` are the
-    rows' names.
+    rows' names, as a table has them, too: one that the font lacks is a number here.
     """
     rows, width = values.shape
     with rc_context({**STYLE, "axes.grid": False}):
@@ -155,7 +159,10 @@ def heat(
         for axis in (axes.yaxis, axes.xaxis):
             axis.set_major_locator(MaxNLocator(10, integer=True))
         if heads:
-            axes.set_yticks(range(rows), [head if len(head) <= 20 else f"{head[:19]}…" for head in heads])
+            shown_heads = [head if is_drawable(head) else str(row) for row, head in enumerate(heads)]
+            axes.set_yticks(range(rows), [head if len(head) <= 20 else f"{head[:19]}…" for head in shown_heads])
+            if list(heads) != shown_heads:
+                caption = f"{caption}{'; ' * bool(caption)}the table has the names that are numbers here"
         if columns is not None:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: str(columns[int(x)]) if 0 <= x < width else ""))
         if numbers:

@@ -1,8 +1,6 @@
 """Tables as text, CSV, LaTeX (booktabs) and HTML."""
 
-import csv
 import html
-import io
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -10,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl import csv_files
 from fedjax_ssl.experiment.report import statistics
 from fedjax_ssl.options import one_line
 
@@ -104,11 +103,9 @@ def aligned(rows: Sequence[Sequence[str]], is_number: Callable[[int], bool] = la
 
 def comma_separated(table: Table) -> str:
     """CSV whose spreads are three columns: mean, sd, and the number of runs with a value, as far as they vary or are known."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
     wide = [any(isinstance(row[i], Spread) for row in table.rows) for i in range(len(table.header))]
     parts = [("", ": sd", ": runs") if w else ("",) for w in wide]
-    writer.writerow(f"{name}{part}" for name, own in zip(table.header, parts, strict=True) for part in own)
+    rows = [[f"{name}{part}" for name, own in zip(table.header, parts, strict=True) for part in own]]
     for row in table.rows:
         cells: list[str] = []
         for cell, w in zip(row, wide, strict=True):
@@ -116,8 +113,8 @@ def comma_separated(table: Table) -> str:
                 cells += ["" if math.isnan(value) else f"{value:.6g}" for value in (cell.mean, cell.sd)] + [str(cell.number)]
             else:
                 cells += [str(cell), *([""] * (2 * w))]
-        writer.writerow(cells)
-    return stream.getvalue()
+        rows.append(cells)
+    return csv_files.written(rows)
 
 
 def latex(table: Table) -> str:

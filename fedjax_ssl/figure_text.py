@@ -1,0 +1,32 @@
+"""Texts of figures: what matplotlib's own font lacks would be boxes, and a warning for each."""
+
+import functools
+import unicodedata
+
+FONT = "DejaVu Sans"
+"""The font that comes with matplotlib, so that figures are the same everywhere."""
+
+
+@functools.cache
+def _glyphs() -> frozenset[int]:
+    """The characters that the font has, bold or not."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    fonts = (get_font(findfont(FontProperties(family=FONT, weight=weight))) for weight in ("normal", "bold"))
+    return frozenset.intersection(*(frozenset(font.get_charmap()) for font in fonts))
+
+
+def _is_drawn(character: str) -> bool:
+    """Whether a character is drawn as it should be: letters that are written from right to left are not."""
+    is_left_to_right = unicodedata.bidirectional(character) not in ("R", "AL")
+    return character == "\n" or (ord(character) in _glyphs() and is_left_to_right)
+
+
+def is_drawable(text: str) -> bool:
+    """Whether a figure can show a text."""
+    return all(map(_is_drawn, text))
+
+
+def drawable(text: str) -> str:
+    r"""The text with what a figure cannot show as Python writes it: `\u732b` for a Chinese cat."""
+    return "".join(one if _is_drawn(one) else one.encode("unicode_escape").decode() for one in text)
