@@ -190,12 +190,13 @@ def test_features_are_computed_in_order_in_batches(tmp_path):
     assert text_features.compute(rows, rows, None, encode)["train_labels"].tolist() == [1, 0, 3, 2]
 
 
-def run(monkeypatch, tmp_path, *more):
+def run(monkeypatch, tmp_path, *more, **files):
     asked = []
     monkeypatch.setattr(text_features, "hugging_face_encoder", lambda *arguments: asked.append(arguments) or encode)
     train, test = write_csv(tmp_path, "train.csv", AG_NEWS), write_csv(tmp_path, "test.csv", TEST)
     out = tmp_path / "ag_news.npz"
-    return text_features.main(["text_features", f"--train={train}", f"--test={test}", f"--out={out}", *more]), out, asked
+    given = [f"--{name}={path}" for name, path in ({"train": train, "test": test, "out": out} | files).items()]
+    return text_features.main(["text_features", *given, *more]), out, asked
 
 
 def test_the_script_writes_what_ag_news_is_read_from(tmp_path, monkeypatch):
@@ -255,7 +256,7 @@ def test_the_script_writes_the_whole_file_or_none(tmp_path, monkeypatch):
 )
 def test_the_script_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys, name, content, expected):
     path = write_csv(tmp_path, f"wrong_{name}.csv", content)
-    status, out, _ = run(monkeypatch, tmp_path, f"--{'train_strong' if name == 'strong' else name}={path}")
+    status, out, _ = run(monkeypatch, tmp_path, **{"train_strong" if name == "strong" else name: path})
     assert status == 2
     assert not out.exists()
     message = capsys.readouterr().err
