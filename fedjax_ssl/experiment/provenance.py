@@ -42,6 +42,7 @@ def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout,
             "data": data,
             "widths": widths(experiment),
             "dataset": dataset,
+            "unread": sorted(experiment.unread),  # keys of the config, for reports
         }
         write_json(path, noted | {"examples": examples, "command": command})
 

@@ -390,3 +390,12 @@ def test_clients_records_are_read_in_the_order_of_rounds(tmp_path):
     (folder / "round_000015.npz").write_bytes(b"PK")
     records, (problem,) = extras.records(run)
     assert (records, problem.startswith("clients' records: not used: ")) == (None, True)
+
+
+def test_settings_that_a_run_does_not_read_are_in_no_report(tmp_path):
+    for seed in range(2):
+        write(tmp_path / f"share{seed}", data__labeled_fraction=[0.1], data__num_labels=40 + seed, seed=seed)
+        write_json(tmp_path / f"share{seed}" / "run.json", {"unread": ["data.num_labels"]})
+    (group,) = grouped(tmp_path).groups
+    assert len(group.runs) == 2
+    assert all("data.num_labels" not in run.config and run.config["data.labeled_fraction"] == [0.1] for run in group.runs)

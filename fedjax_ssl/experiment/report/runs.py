@@ -19,9 +19,9 @@ METRICS = "metrics.jsonl"
 
 
 class Run(NamedTuple):
-    """One run. `config` has dotted keys; `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
+    """One run. `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
 
-    `command` are the words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its split
+    `config` has dotted keys, without those that the run does not read, as far as its `run.json` says so. `command` are the words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its split
     data, and `dataset` that of its dataset, the same for all seeds, empty where it is not known; `reason` says why it has
     diverged, and is empty where it has not.
     """
@@ -129,6 +129,7 @@ def read(path: pathlib.Path, name: str) -> Run:
         reason = diverged(path)
     except (ValueError, KeyError):
         reason = f"{DIVERGED} is damaged"
+    config = {key: value for key, value in config.items() if key not in noted.get("unread", ())}
     command, data, dataset = noted.get("command", []), noted.get("data", ""), noted.get("dataset", "")
     return Run(path, name, tree, config, columns(rows), summary, command, data, dataset, reason, tuple(problems))
 
