@@ -21,9 +21,10 @@ METRICS = "metrics.jsonl"
 class Run(NamedTuple):
     """One run. `columns` metric -> values, NaN where a row has none; `problems` are lines of text.
 
-    `config` has dotted keys, without those that the run does not read, as far as its `run.json` says so. `command` are the words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its split
-    data, and `dataset` that of its dataset, the same for all seeds, empty where it is not known; `reason` says why it has
-    diverged, and is empty where it has not.
+    `config` has dotted keys, without those that the run does not read, as far as its `run.json` says so. `command` are the
+    words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its split data, and `dataset`
+    that of its dataset, the same for all seeds, empty where it is not known; `reason` says why it has diverged, and is empty
+    where it has not.
     """
 
     path: pathlib.Path
