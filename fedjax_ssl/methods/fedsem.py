@@ -2,8 +2,8 @@
 
 As FedSiam describes it, the last model of the first phase labels every unlabeled example by its largest output, without a
 threshold. The pseudo-labels never change: a client that is first drawn later receives that model, too. The average over clients
-is uniform, as in FedSiam's released code. Unlike there, the final model is the last one, not the best one on test data, and
-pseudo-labels are made on plain images.
+is uniform, as in FedSiam's released code. Unlike there, the final model is the last one, not that of the round, of either
+phase, with the lowest loss on test data, and pseudo-labels are made on plain images.
 """
 
 from functools import partial
