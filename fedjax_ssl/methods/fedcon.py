@@ -103,7 +103,7 @@ def client_update(
     schedule, takes_part = client.schedule(order_key, shard.unlabeled.mask), shard.unlabeled.count > 0
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     (params, stats), optimizer, (target,) = trained.carry
-    state = FedConClientState(params["head"], target, own.seen | takes_part, optimizer)
+    state = optax.tree.where(takes_part, FedConClientState(params["head"], target, jnp.array(True), optimizer), own)
     weight = jnp.where(takes_part, 1.0, 0.0)
     return local.output_of(task, received, Weights(params["backbone"], stats), trained, weight, state)
 

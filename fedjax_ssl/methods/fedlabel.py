@@ -98,7 +98,8 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
     """
     work = usual = local.server_work(task, server)
-    if options.aggregation == "halves":
+    in_halves = options.aggregation == "halves"
+    if in_halves:
         work = usual._replace(step=lambda state, aggregate: usual.step(state, merge(aggregate)))
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(task, client, server, update, labels_at=("clients",), work=work)
@@ -107,7 +108,7 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
         state, optimizers = method.init(key, spec)
         return state, FedLabelClientState(optimizers, optimizers)
 
-    return method._replace(init=init)
+    return method._replace(init=init, parameters=both_changes if in_halves else method.parameters)
 
 
 def merge(aggregate: Aggregate) -> Aggregate:
@@ -115,6 +116,13 @@ def merge(aggregate: Aggregate) -> Aggregate:
     labeled, unlabeled, used = aggregate.update
     safe = jnp.where(used > 0, used, 1.0)
     return aggregate._replace(update=jax.tree.map(lambda of_l, of_u: (of_l + of_u / safe) / 2, labeled, unlabeled))
+
+
+def both_changes(halves: Halves) -> PyTree:
+    """The parameters of Halves: the sum of both changes, (w - w_L) + (w - w_U), as with `aggregation=sum`."""
+    labeled, unlabeled, used = halves
+    safe = jnp.where(used > 0, used, 1.0)
+    return jax.tree.map(lambda of_l, of_u: of_l + of_u / safe, labeled.params, unlabeled.params)
 
 
 def client_update(

@@ -204,7 +204,8 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
 
     Means are over the batch's confident examples, max f(u) >= confidence on the plain view u. f_h is helper h's model, the
     broadcast sigma plus its psi, in evaluation mode and without gradient; without helpers there is no first term. y is the vote
-    of client and helpers. Running statistics are those of plain views. Metrics are unweighted means.
+    of client and helpers. Running statistics are those of plain views. Metrics are unweighted means. An empty batch is no step:
+    without unlabeled examples the penalties do not move psi.
     """
     task, options = setup.task, setup.options
 
@@ -251,7 +252,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             "consistency_loss": mean(divergence, confident & jnp.any(helpers.available)),
             **local.semi_supervised.step_metrics(label, confident, shard, batch),
         }
-        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics)
+        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics, taken=jnp.any(batch.mask))
 
     return gradient
 

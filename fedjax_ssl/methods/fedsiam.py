@@ -154,7 +154,9 @@ def train_client(
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, local.own_repeats(options, shard))
-    schedule = client.schedule(order_key, examples.mask)
+    # Without a siamese network a client learns from labels alone.
+    learns = options.consistency_weight > 0 or jnp.any(examples.mask & examples.labeled)
+    schedule = client.schedule(order_key, examples.mask & learns)
 
     def alpha(batch: Batch) -> jax.Array:
         by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"

@@ -77,7 +77,8 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         state, metrics = method.server_update(state, aggregate, data, key)
         return state, {**metrics, **sent}
 
-    return method._replace(init=init, server_update=server_update, aggregator="stack")
+    changed = method._replace(init=init, server_update=server_update, aggregator="stack")
+    return changed._replace(parameters=lambda upload: upload.weights.params)
 
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:

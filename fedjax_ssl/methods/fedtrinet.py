@@ -233,6 +233,7 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
             of_pseudo, other = local.labeled_loss(second, pseudo[unlabeled.positions], unlabeled.mask)
             return (of_labels + weight * of_pseudo) / 2, stats, {"loss": metric, "unlabeled_loss": other}
 
-        return local.gradients(loss, weights)
+        # Without labels and as long as alpha is 0 there is nothing to learn from, and momentum and weight decay rest, too.
+        return local.gradients(loss, weights)._replace(taken=jnp.any(labeled.mask) | (weight > 0))
 
     return gradient

@@ -186,7 +186,7 @@ def run_round(
         aggregator=method.aggregator,
         execution=execution,
         work=inputs.rows.labeled.count + inputs.rows.unlabeled.count,
-        record=record,
+        record=method.parameters if record else None,
     )
     key = rng.round_key(state.key, "server", cohort.round)
     server, of_server = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)
