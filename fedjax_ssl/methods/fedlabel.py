@@ -146,7 +146,7 @@ def client_update(
         params = jax.tree.map(jnp.add, of_labels.params, of_unlabeled.params)
         update = Weights(params, jax.tree.map(lambda x, y: (x + y) / 2, of_labels.stats, of_unlabeled.stats))
         sent, weight = (update, used), jnp.where(has_data, used, 0.0)
-    both = Trained((), metrics, labeled.images + unlabeled.images, labeled.steps + unlabeled.steps)
+    both = Trained((), metrics, labeled.images.plus(unlabeled.images), labeled.steps + unlabeled.steps)
     optimizers = FedLabelClientState(labeled.carry.optimizer, unlabeled.carry.optimizer)
     return ClientOutput(update, weight, optimizers, local.client_metrics(both, down=shared.weights, up=sent))
 
@@ -155,10 +155,10 @@ def samples_used(options: FedLabelOptions, labeled: Trained, unlabeled: Trained)
     """The number r of examples that both trainings used, float32 scalar."""
     uses = [trained.metrics[USES].total for trained in (labeled, unlabeled)]
     if options.counts == "passing":
-        return jnp.maximum(jnp.sum(uses[1]), 1).astype(jnp.float32)
+        return jnp.maximum(jnp.sum(uses[1], dtype=jnp.float32), 1.0)
     if options.counts == "distinct":
         uses = [jnp.minimum(of_examples, 1) for of_examples in uses]
-    return jnp.sum(jnp.concatenate(uses)).astype(jnp.float32)
+    return jnp.sum(jnp.concatenate(uses), dtype=jnp.float32)  # which may be more than an int32 holds
 
 
 def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Shard, key: jax.Array) -> Trained:

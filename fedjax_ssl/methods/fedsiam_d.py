@@ -56,7 +56,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     """
 
     def both_sent(number: jax.Array) -> jax.Array:
-        return number > options.pi_rounds + options.target_delay
+        return number - options.pi_rounds > options.target_delay
 
     def alpha_max(number: jax.Array) -> jax.Array:
         return jnp.where(both_sent(number), options.alpha_max, 0.0)
