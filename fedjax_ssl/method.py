@@ -108,6 +108,11 @@ def averaged(total: Aggregate) -> Aggregate:
     return Aggregate(jax.tree.map(lambda x: (x / safe).astype(x.dtype), total.update), total.weight)
 
 
+def parameters_of(update: PyTree) -> PyTree:
+    """The parameters in an update: its field `params`, as a `local.Weights` has it, or all of an update without that field."""
+    return getattr(update, "params", update)
+
+
 class Method(NamedTuple):
     """A federated method, as pure functions that the simulation jits, maps and shards.
 
@@ -124,6 +129,8 @@ class Method(NamedTuple):
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, whose row has its metrics;
             default: none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
+        parameters: update -> the change of parameters in it, which `client/update_norm` and `client/cosine` are of, without
+            batch-norm statistics, counts and whatever else a client sends; default: `parameters_of`.
     """
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]
@@ -134,3 +141,4 @@ class Method(NamedTuple):
     requires: Requires = Requires()
     prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = lambda server, _data, _key: (server, {})
     aggregator: str = "sum"
+    parameters: Callable[[PyTree], PyTree] = parameters_of

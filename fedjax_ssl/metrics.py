@@ -1,14 +1,14 @@
 """Metrics that add up over clients and are divided once, at the end of a round: scalars, or [M] once stacked over clients."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Shaped
 
-from fedjax_ssl.arrays import Array, Number, PyTree
+from fedjax_ssl.arrays import Array, Number, PyTree, Stored
 
 
 class Mean(NamedTuple):
@@ -18,10 +18,40 @@ class Mean(NamedTuple):
     weight: Float32[Array, "*M"]
 
 
+BASE_BITS = 30
+
+
 class Sum(NamedTuple):
-    """A sum over clients, such as bytes. The host adds them up in 64 bits; int32 limits one client's value alone."""
+    """A sum over clients, such as bytes: total + 2^30 high, as JAX has no whole numbers of 64 bits by default.
+
+    `Sum(number)` is enough for a number that an int32 holds. `plus` and `added` are exact below 2^60, and the host adds up
+    clients and rounds in 64 bits.
+    """
 
     total: Int32[Array, "*M"] | Float32[Array, "*M"]
+    high: Int32[Stored, "*M"] = np.int32(0)
+
+    @property
+    def number(self) -> Float32[Array, "*M"]:
+        """The value in float32, to compute with."""
+        return jnp.float32(self.total) + jnp.float32(self.high) * 2.0**BASE_BITS
+
+    def plus(self, other: "Sum") -> "Sum":
+        """Both together."""
+        if jnp.issubdtype(jnp.result_type(self.total, other.total), jnp.inexact):
+            return self._replace(total=self.number + other.number, high=np.int32(0))
+        (a, b), highs = zip(*(_split(one.total) for one in (self, other)), strict=True)
+        total, carry = _split(a + b)
+        return self._replace(total=total, high=self.high + other.high + sum(highs) + carry)
+
+    def __int__(self) -> int:
+        """All of it together as a Python integer, on the host."""
+        return int(np.sum(values(self)))
+
+
+def _split(total: Shaped[Array, "*M"]) -> tuple[Shaped[Array, "*M"], Shaped[Array, "*M"]]:
+    """The lowest 30 bits of whole numbers >= 0, and the others."""
+    return total & (2**BASE_BITS - 1), total >> BASE_BITS
 
 
 class Each(NamedTuple):
@@ -48,6 +78,33 @@ def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] 
     return Mean(jnp.sum(jnp.where(where, values, 0.0)), jnp.sum(where, dtype=jnp.float32))
 
 
+def whole(number: int) -> Sum:
+    """A whole number from 0 on, below 2^60, as a Sum."""
+    return Sum(*map(jnp.int32, (number % 2**BASE_BITS, number // 2**BASE_BITS)))
+
+
+def added(numbers: Int32[Array, " n"]) -> Sum:
+    """The exact sum of whole numbers from 0 on."""
+    return jax.lax.scan(lambda total, number: (total.plus(Sum(number)), None), whole(0), numbers)[0]
+
+
+def add(first: Metrics, second: Metrics) -> Metrics:
+    """The metrics of two parts of a training together, name by name."""
+
+    def both(one: Any, other: Any) -> Any:
+        return one.plus(other) if isinstance(one, Sum) else one + other
+
+    return jax.tree.map(both, first, second, is_leaf=lambda x: isinstance(x, Sum))
+
+
+def values(metric: Sum) -> Shaped[Array, "*M"]:
+    """The numbers of a Sum on the host, int64 or float64."""
+    total = np.asarray(metric.total)
+    if total.dtype.kind not in "iub":
+        return total.astype(np.float64)
+    return total.astype(np.int64) + (np.asarray(metric.high, np.int64) << BASE_BITS)
+
+
 def num_bytes(tree: PyTree) -> int:
     """The bytes of a tree's arrays, by their shapes and dtypes, also while tracing."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
@@ -55,13 +112,12 @@ def num_bytes(tree: PyTree) -> int:
 
 def reduce(metrics: ClientMetrics) -> dict[str, float | int]:
     """Python numbers of metrics on the host, stacked over clients or not; a Mean of weight 0 is left out, as is each Each."""
-    values: dict[str, float | int] = {}
+    found: dict[str, float | int] = {}
     for name, metric in metrics.items():
         if isinstance(metric, Each):
             continue
-        total = np.sum(metric.total, dtype=np.int64 if np.asarray(metric.total).dtype.kind in "iu" else np.float64).item()
         if isinstance(metric, Sum):
-            values[name] = total
+            found[name] = np.sum(values(metric)).item()
         elif (weight := np.sum(metric.weight, dtype=np.float64).item()) != 0:
-            values[name] = total / weight
-    return values
+            found[name] = np.sum(metric.total, dtype=np.float64).item() / weight
+    return found

@@ -35,7 +35,7 @@ REPEATS = "a factor of the examples of a training"
 Repeats = Annotated[int, Field(ge=1, le=1_000), REPEATS]
 _ROUNDS = "a number of rounds after `Options.for_rounds`"
 Phase = Annotated[float, Field(ge=0, le=MANY), _ROUNDS]
-"""Rounds of a phase: below 1 a share of all rounds, from 1 on a number of rounds."""
+"""Rounds of a phase: below 1 a share of all rounds, if not 0 one round at least; from 1 on a number of rounds."""
 FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase that there has to be
 
 
@@ -138,12 +138,13 @@ class LabeledRepeats(Options):
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
     """How many of a run's `rounds` the phase `name` has, from its option; 0: there is no such phase.
 
-    ValueError where that is no whole number, or more than `maximum` (None: all but one, which the second phase needs).
+    A share above 0 is one round at least. ValueError where the phase is no whole number, or longer than `maximum` (None: all
+    rounds but one, which the second phase needs; of a run of one round, that round).
     """
-    maximum = rounds - 1 if maximum is None else maximum
+    maximum = max(rounds - 1, 1) if maximum is None else maximum
     if phase >= 1 and phase != int(phase):
         raise ValueError(f"method.{name}: got {phase}, accepted: a share of rounds below 1, or a whole number of rounds")
-    if phase > max(maximum, 0) and phase >= 1:
+    if phase > maximum and phase >= 1:
         raise ValueError(f"method.{name}: got {int(phase)}, accepted: a number <= {maximum}, with rounds = {rounds}")
     return int(phase) if phase >= 1 else min(max(round(phase * rounds), int(phase > 0)), maximum)
 

@@ -21,7 +21,7 @@ from fedjax_ssl.experiment.experiment import COSTS, Experiment
 from fedjax_ssl.experiment.settings import ModelSettings
 from fedjax_ssl.local.forward import forward_batches_of
 from fedjax_ssl.method import Method
-from fedjax_ssl.metrics import num_bytes
+from fedjax_ssl.metrics import num_bytes, whole
 from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.costs import Passes, with_passes
 from fedjax_ssl.simulation.execution import Execution
@@ -68,7 +68,7 @@ def counted(experiment: Experiment) -> tuple[Passes, Passes]:
     size = experiment.layout.batch_size
     source, arguments = _first_run(experiment.problem, experiment.tiny_method(experiment.problem.first_number))
 
-    def program(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[Passes, Passes]:
+    def program(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[Passes, Passes, Passes]:
         (state, _), preparing = with_passes(source.initialize)(inputs, key, pools)
         ready = source.open(state, inputs, pools)
 
@@ -76,13 +76,13 @@ def counted(experiment: Experiment) -> tuple[Passes, Passes]:
             return run_round(ready._replace(state=state), Execution(chunk_size=1, batch_size=size))
 
         (_, metrics), at_server = with_passes(of_round)(ready.state)  # the clients count by their metrics
-        at_clients = (jnp.sum(metrics[name].total) if name in metrics else 0 for name in COSTS[2:])
-        return Passes(*at_clients).plus(at_server), preparing
+        at_clients = (metrics.get(name, whole(0)) for name in COSTS[2:])
+        return Passes(*at_clients), at_server, preparing
 
     with forward_batches_of(size), jax.default_device(cpu() if experiment.problem.on_host else None):
         found = jax.device_get(jax.jit(program)(*arguments))
-    of_round, preparing = (Passes(*map(int, passes)) for passes in found)
-    return of_round, preparing
+    at_clients, at_server, preparing = (Passes(*map(int, passes)) for passes in found)
+    return at_clients.plus(at_server), preparing
 
 
 def traffic(experiment: Experiment) -> tuple[int, int]:

@@ -92,5 +92,5 @@ def client_metrics(trained: Trained, *, down: PyTree, up: PyTree) -> Metrics:
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},
         "comm/bytes_down": Sum(jnp.int32(num_bytes(down))),
         "comm/bytes_up": Sum(jnp.int32(num_bytes(up))),
-        "perf/client_images": Sum(trained.images),
+        "perf/client_images": trained.images,
     }

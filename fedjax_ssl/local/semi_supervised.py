@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import jaxtyping
 from jaxtyping import Bool
 
@@ -71,14 +72,15 @@ def client_output(
     With labels at the clients `client/loss` is the mean L_s, and `client/unlabeled_loss` L_u; else `client/loss` is L_u.
     """
     size = objective.batch_size or client.batch_size
+    drawn = objective.drawn & (jnp.any(shard.labeled.mask) | (objective.weight > 0))  # else there is nothing to learn from
     order_key, train_key = keys
     schedule: AnySchedule
     if "clients" in task.labels_at:
-        masks = shard.labeled.mask, objective.drawn
+        masks = shard.labeled.mask, drawn
         schedule = repeated(objective.repeats, shard, client, lambda client: client.paired_schedule(order_key, *masks, size))
     else:
         client = client._replace(batch_size=size)
-        schedule = client.schedule(order_key, objective.drawn)
+        schedule = client.schedule(order_key, drawn)
     step_gradient, weight = gradient(task, shard, objective), data_weight(task, shard)
     return train_client(task, client, step_gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 

@@ -16,7 +16,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.local.marks import mark_step
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
-from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.metrics import Metrics, Sum, add, whole
 
 Carry = TypeVar("Carry")
 
@@ -116,11 +116,11 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The carry after the last step, the steps' metrics added up, and how many examples and steps there were, int32 scalars."""
+    """The carry after the last step, the steps' metrics added up, and how many examples and steps (int32 scalar) there were."""
 
     carry: PyTree
     metrics: Metrics
-    images: Count
+    images: Sum
     steps: Count
 
 
@@ -137,12 +137,11 @@ def train(
 
     def body(s: Count, trained: Trained) -> Trained:
         new, metrics, images = numbered(mark_step(s), trained.carry)
-        return Trained(new, jax.tree.map(jnp.add, trained.metrics, metrics), trained.images + images, s + 1)
+        return Trained(new, add(trained.metrics, metrics), trained.images.plus(Sum(images)), s + 1)
 
     _, shapes, _ = jax.eval_shape(numbered, 0, carry)  # 0 has the type of the loop's counter
-    metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    zero = jnp.zeros((), jnp.int32)
-    return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, zero, zero))
+    metrics = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda one: add(one, one), shapes))
+    return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, whole(0), jnp.zeros((), jnp.int32)))
 
 
 def apply_gradients(

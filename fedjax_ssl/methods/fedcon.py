@@ -30,7 +30,7 @@ from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import Predictor, pure
-from fedjax_ssl.options import Fraction, Options, Positive, Size
+from fedjax_ssl.options import MANY, Fraction, Options, Positive, Size
 from fedjax_ssl.ssl import ema, losses
 
 
@@ -103,7 +103,7 @@ def client_update(
     schedule, takes_part = client.schedule(order_key, shard.unlabeled.mask), shard.unlabeled.count > 0
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     (params, stats), optimizer, (target,) = trained.carry
-    state = FedConClientState(params["head"], target, own.seen | takes_part, optimizer)
+    state = optax.tree.where(takes_part, FedConClientState(params["head"], target, jnp.array(True), optimizer), own)
     weight = jnp.where(takes_part, 1.0, 0.0)
     return local.output_of(task, received, Weights(params["backbone"], stats), trained, weight, state)
 
@@ -161,7 +161,8 @@ def server_gradient(
             return losses.masked_mean(ce + consistency_weight * kl, batch.mask), batch_stats, metrics
 
         def follow(new: Weights) -> tuple[Teacher]:
-            return (Teacher(ema.update(teacher.params, new.params, decay(teacher.steps)), teacher.steps + 1),)
+            steps = jnp.minimum(teacher.steps, MANY - 1) + 1
+            return (Teacher(ema.update(teacher.params, new.params, decay(teacher.steps)), steps),)
 
         return local.gradients(loss, weights)._replace(follow=follow)
 
@@ -201,7 +202,7 @@ def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWor
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         def objective(steps: jax.Array) -> GradientFn:
             steps = jnp.maximum(steps, 1)
-            all_steps = steps * (server.pretrain + data.rounds)
+            all_steps = steps.astype(jnp.float32) * (server.pretrain + jnp.float32(data.rounds))
             weight = ema.ramp_up(state.own.steps // steps, options.ramp_rounds)
             return server_gradient(task, data.labeled, weight, lambda k: ema.annealed_decay(k, all_steps, options.teacher_rate))
 

@@ -102,7 +102,8 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
     `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
     """
     work = usual = local.server_work(task, server)
-    if options.aggregation == "halves":
+    in_halves = options.aggregation == "halves"
+    if in_halves:
         work = usual._replace(step=lambda state, aggregate: usual.step(state, merge(aggregate)))
     update = partial(client_update, Setup(task, client, server, options))
     views = (
@@ -116,7 +117,7 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
         state, optimizers = method.init(key, spec)
         return state, FedLabelClientState(optimizers, optimizers)
 
-    return method._replace(init=init)
+    return method._replace(init=init, parameters=both_changes if in_halves else method.parameters)
 
 
 def merge(aggregate: Aggregate) -> Aggregate:
@@ -124,6 +125,13 @@ def merge(aggregate: Aggregate) -> Aggregate:
     labeled, unlabeled, used = aggregate.update
     safe = jnp.where(used > 0, used, 1.0)
     return aggregate._replace(update=jax.tree.map(lambda of_l, of_u: (of_l + of_u / safe) / 2, labeled, unlabeled))
+
+
+def both_changes(halves: Halves) -> PyTree:
+    """The parameters of Halves: the sum of both changes, (w - w_L) + (w - w_U), as with `aggregation=sum`."""
+    labeled, unlabeled, used = halves
+    safe = jnp.where(used > 0, used, 1.0)
+    return jax.tree.map(lambda of_l, of_u: of_l + of_u / safe, labeled.params, unlabeled.params)
 
 
 def client_update(
@@ -147,7 +155,7 @@ def client_update(
         params = jax.tree.map(jnp.add, of_labels.params, of_unlabeled.params)
         update = Weights(params, jax.tree.map(lambda x, y: (x + y) / 2, of_labels.stats, of_unlabeled.stats))
         sent, weight = (update, used), jnp.where(has_data, used, 0.0)
-    both = Trained((), metrics, labeled.images + unlabeled.images, labeled.steps + unlabeled.steps)
+    both = Trained((), metrics, labeled.images.plus(unlabeled.images), labeled.steps + unlabeled.steps)
     optimizers = FedLabelClientState(labeled.carry.optimizer, unlabeled.carry.optimizer)
     return ClientOutput(update, weight, optimizers, local.client_metrics(both, down=shared.weights, up=sent))
 
@@ -156,10 +164,10 @@ def samples_used(options: FedLabelOptions, labeled: Trained, unlabeled: Trained)
     """The number r of examples that both trainings used, float32 scalar."""
     uses = [trained.metrics[USES].total for trained in (labeled, unlabeled)]
     if options.counts == "passing":
-        return jnp.maximum(jnp.sum(uses[1]), 1).astype(jnp.float32)
+        return jnp.maximum(jnp.sum(uses[1], dtype=jnp.float32), 1.0)
     if options.counts == "distinct":
         uses = [jnp.minimum(of_examples, 1) for of_examples in uses]
-    return jnp.sum(jnp.concatenate(uses)).astype(jnp.float32)
+    return jnp.sum(jnp.concatenate(uses), dtype=jnp.float32)  # which may be more than an int32 holds
 
 
 def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Shard, key: jax.Array) -> Trained:

@@ -25,7 +25,7 @@ from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Ser
 from fedjax_ssl.local.server import server_step, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.metrics import Mean, Metrics, Sum, mean, num_bytes
+from fedjax_ssl.metrics import Mean, Metrics, Sum, added, mean, num_bytes, whole
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
 from fedjax_ssl.options import Fraction, LabeledRepeats, Positive, Size, Weight
@@ -155,7 +155,7 @@ def client_update(
     model = Weights(decomposed.add(of_sigma.value, of_psi.value), stats)
     image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
-    new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.images > 0
+    new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.steps > 0
     state = optax.tree.where(took_part, new, old)
     weights, weight = Weights(Parts(of_sigma.value, of_psi.value), stats), jnp.where(took_part, 1.0, 0.0)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
@@ -163,25 +163,28 @@ def client_update(
     entries, size = jnp.stack([message.entries for message in sent]), num_bytes(psi) // 4
     metrics = {
         **output.metrics,
-        "comm/bytes_down": Sum(bytes_down(shared, helpers, old)),
+        "comm/bytes_down": bytes_down(shared, helpers, old),
         "comm/bytes_up": Sum(jnp.sum(decomposed.message_bytes(entries, size)) + num_bytes(update.stats)),
         "client/upload_fraction": Mean(jnp.sum(entries, dtype=jnp.float32), jnp.float32(size * len(sent))),
     }
     return output._replace(update=update, metrics=metrics)
 
 
-def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) -> jax.Array:
-    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and how helpers differ."""
+def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) -> Sum:
+    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and how helpers differ.
+
+    Those of helpers may be more than an int32 holds.
+    """
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4
     of_psi = jnp.where(old.seen, decomposed.differing(psi, old.psi), size)
 
-    def of_helpers() -> jax.Array:
+    def of_helpers() -> Sum:
         entries = jax.vmap(decomposed.differing, (0, None))(helpers.psi, psi)
-        return jnp.sum(jnp.where(helpers.available, decomposed.message_bytes(entries, size), 0))
+        return added(jnp.where(helpers.available, decomposed.message_bytes(entries, size), 0))
 
-    of_all = jax.lax.cond(shared.own, of_helpers, lambda: jnp.zeros((), jnp.int32))
-    return num_bytes((sigma, stats)) + decomposed.message_bytes(of_psi, size) + of_all
+    of_all = jax.lax.cond(shared.own, of_helpers, lambda: whole(0))
+    return whole(num_bytes((sigma, stats))).plus(Sum(decomposed.message_bytes(of_psi, size))).plus(of_all)
 
 
 def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
@@ -204,7 +207,8 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
 
     Means are over the batch's confident examples, max f(u) >= confidence on the plain view u. f_h is helper h's model, the
     broadcast sigma plus its psi, in evaluation mode and without gradient; without helpers there is no first term. y is the vote
-    of client and helpers. Running statistics are those of plain views. Metrics are unweighted means.
+    of client and helpers. Running statistics are those of plain views. Metrics are unweighted means. An empty batch is no step:
+    without unlabeled examples the penalties do not move psi.
     """
     task, options = setup.task, setup.options
 
@@ -251,7 +255,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
             "consistency_loss": mean(divergence, confident & jnp.any(helpers.available)),
             **local.semi_supervised.step_metrics(label, confident, shard, batch),
         }
-        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics)
+        return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics, taken=jnp.any(batch.mask))
 
     return gradient
 

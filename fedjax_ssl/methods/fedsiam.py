@@ -32,7 +32,7 @@ from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import SET, LabeledRepeats, ReadWhere, Weight
+from fedjax_ssl.options import MANY, SET, LabeledRepeats, ReadWhere, Weight
 from fedjax_ssl.ssl import ema, losses
 
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
@@ -157,12 +157,14 @@ def train_client(
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, local.own_repeats(options, shard))
-    schedule = client.schedule(order_key, examples.mask)
+    # Without a siamese network a client learns from labels alone.
+    learns = options.consistency_weight > 0 or jnp.any(examples.mask & examples.labeled)
+    schedule = client.schedule(order_key, examples.mask & learns)
 
     def alpha(batch: Batch) -> jax.Array:
         by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
-        so_far = epochs + batch.epoch if by_epochs else state.steps + batch.step
-        return ema.warm_decay(so_far + 1, shared.own)
+        before, number = (epochs, batch.epoch) if by_epochs else (state.steps, batch.step)
+        return ema.warm_decay(before.astype(jnp.float32) + number + 1, shared.own)
 
     online, *targets = each(shared.weights)
     gradient, start = client_gradient(task, options, examples, epochs, alpha), Fit(online, state.optimizer, tuple(targets))
@@ -170,7 +172,8 @@ def train_client(
     new, optimizer, new_targets = trained.carry
     weights = join(new, *new_targets)
     taken = schedule._replace(steps=trained.steps)  # a client that runs out of time takes fewer
-    state = FedSiamClientState(state.steps + taken.steps, state.epochs + batching.num_epochs(taken), optimizer)
+    counts = ((state.steps, taken.steps), (state.epochs, batching.num_epochs(taken)))  # of which MANY / 2 are as good as more
+    state = FedSiamClientState(*(so_far + jnp.minimum(new, MANY // 2 - so_far) for so_far, new in counts), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     received = jnp.where(shared.own > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
@@ -247,7 +250,8 @@ def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
         online, *targets = each(state.weights)
 
         def gradient(steps: jax.Array, online: Weights, batch: Batch, key: jax.Array, *targets: Weights) -> Gradients:
-            alpha = ema.warm_decay(data.round * steps + batch.step + 1, alpha_max(data.round + 1))
+            before = data.round.astype(jnp.float32) * steps  # which may be more than an int32 holds
+            alpha = ema.warm_decay(before + batch.step + 1, alpha_max(data.round + 1))
             gradients = local.supervised_gradient(task, data.labeled)(online, batch, key)
             return gradients._replace(follow=following(task, targets, (), alpha))
 

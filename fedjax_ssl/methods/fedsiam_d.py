@@ -58,7 +58,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     """
 
     def both_sent(number: jax.Array) -> jax.Array:
-        return number > options.pi_rounds + options.target_delay
+        return number - options.pi_rounds > options.target_delay
 
     def alpha_max(number: jax.Array) -> jax.Array:
         return jnp.where(both_sent(number), options.alpha_max, 0.0)
@@ -79,7 +79,8 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         state, metrics = method.server_update(state, aggregate, data, key)
         return state, {**metrics, **sent}
 
-    return method._replace(init=init, server_update=server_update, aggregator="stack")
+    changed = method._replace(init=init, server_update=server_update, aggregator="stack")
+    return changed._replace(parameters=lambda upload: upload.weights.params)
 
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:

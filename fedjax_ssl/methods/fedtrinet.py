@@ -122,11 +122,11 @@ def client_update(
 
     uploaded = optax.tree.where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
     weights, optimizer, _ = uploaded.carry
-    took_part = uploaded.images > 0
+    took_part = uploaded.steps > 0
     state = FedTriNetClientState(
         state.seen | took_part, optax.tree.where(took_part, weights, state.last), new, weighed, optimizer
     )
-    trained = uploaded._replace(images=on_labels.images + tuned.images + on_both.images)
+    trained = uploaded._replace(images=on_labels.images.plus(tuned.images).plus(on_both.images))
     weights, weight = optax.tree.where(took_part, weights, shared.weights), jnp.where(took_part, 1.0, 0.0)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     sent = num_bytes(output.update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
@@ -186,7 +186,7 @@ def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
     `round` counts from 0 in that phase, and `epoch` are the whole local epochs of this round so far.
     """
     start, end = RAMP
-    progress = (EPOCHS * round + epoch - start).astype(jnp.float32) / (end - start)
+    progress = (EPOCHS * round.astype(jnp.float32) + epoch - start) / (end - start)
     return MAX_ALPHA * jnp.clip(progress, 0.0, 1.0)
 
 
@@ -211,7 +211,7 @@ def train_on_both(
     pairs = client.paired_schedule(pair_keys[0], of_labels, of_pseudo, client.batch_size, larger_counts=True)
     end = train(weighed_gradient(task, shard, pseudo, shared.round), one.carry, pairs, key=pair_keys[1])
     loss = jax.tree.map(jnp.add, one.metrics["loss"], end.metrics["loss"])
-    return Trained(end.carry, {**end.metrics, "loss": loss}, one.images + end.images, one.steps + end.steps)
+    return Trained(end.carry, {**end.metrics, "loss": loss}, one.images.plus(end.images), one.steps + end.steps)
 
 
 def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> GradientFn:
@@ -233,6 +233,7 @@ def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Arr
             of_pseudo, other = local.labeled_loss(second, pseudo[unlabeled.positions], unlabeled.mask)
             return (of_labels + weight * of_pseudo) / 2, stats, {"loss": metric, "unlabeled_loss": other}
 
-        return local.gradients(loss, weights)
+        # Without labels and as long as alpha is 0 there is nothing to learn from, and momentum and weight decay rest, too.
+        return local.gradients(loss, weights)._replace(taken=jnp.any(labeled.mask) | (weight > 0))
 
     return gradient

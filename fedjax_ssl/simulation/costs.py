@@ -17,29 +17,40 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local.marks import BACKWARD, FORWARD, STEP
+from fedjax_ssl.metrics import Sum, whole
 
 Value = jax.typing.ArrayLike  # of a program's variable
 Left = jax.Array | None  # forward passes that training steps may still take, float32 scalar, < 0: over; None: any number
 
 
 class Passes(NamedTuple):
-    """Examples that passed forward and backward through a network, padding of batches included: int32 scalars, or numbers."""
+    """Examples that passed forward and backward through a network, padding of batches included: integers, or each a Sum."""
 
     forward: Any = 0
     backward: Any = 0
 
     @property
     def as_forward(self) -> Any:
-        """The forward passes that have as much arithmetic: a backward pass counts as two."""
-        return self.forward + 2 * self.backward
+        """The forward passes that have as much arithmetic, an integer or float32: a backward pass counts as two."""
+        total = _plus(_plus(self.forward, self.backward), self.backward)
+        return total.number if isinstance(total, Sum) else total
 
     def plus(self, other: Self) -> Self:
         """Both together."""
-        return self._replace(forward=self.forward + other.forward, backward=self.backward + other.backward)
+        return self._replace(forward=_plus(self.forward, other.forward), backward=_plus(self.backward, other.backward))
 
     def arrays(self) -> Self:
-        """As int32 scalars, which loops can carry."""
-        return jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), self)
+        """As Sums, which loops can carry."""
+        return self._replace(forward=_sum(self.forward), backward=_sum(self.backward))
+
+
+def _sum(number: Any) -> Sum:
+    return number if isinstance(number, Sum) else whole(number)
+
+
+def _plus(first: Any, second: Any) -> Any:
+    is_known = isinstance(first, int) and isinstance(second, int)
+    return first + second if is_known else _sum(first).plus(_sum(second))
 
 
 def with_passes(
@@ -133,7 +144,7 @@ def _iteration(body: ClosedJaxpr, fixed: Sequence[Value], carry: Carry, xs: Sequ
         after = left - more.as_forward
         fits = after >= 0
         new = [jnp.where(fits, x, old) for x, old in zip(new, values, strict=True)]
-        more, after = Passes(*(jnp.where(fits, x, 0) for x in more)), jnp.where(fits, after, -1.0)
+        more, after = jax.tree.map(lambda x: jnp.where(fits, x, 0), more.arrays()), jnp.where(fits, after, -1.0)
     return (new, passes.plus(more).arrays(), after), ys
 
 

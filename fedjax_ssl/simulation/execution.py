@@ -75,7 +75,7 @@ def run_cohort(
     aggregator: str,
     execution: Execution,
     work: jax.Array | None = None,
-    record: bool = False,
+    record: Callable[[PyTree], PyTree] | None = None,
 ) -> CohortOutput:
     """Runs `client(shared, inputs_k)` for every client k of a cohort, and aggregates.
 
@@ -83,8 +83,8 @@ def run_cohort(
     all of them get all results.
 
     `inputs` has the leading axis M. `work` [M] estimates how much each client computes; None: all alike. A chunk takes as long
-    as its longest client, so clients with similar work share one, and devices get similar sums. With `record` metrics have what
-    `compared` adds, for which the updates of all of a device's clients are in memory at once.
+    as its longest client, so clients with similar work share one, and devices get similar sums. With `record`, which is a
+    `Method.parameters`, metrics have what `compared` adds, for which the updates of all of a device's clients are in memory.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
     devices = execution.devices
@@ -100,31 +100,31 @@ def run_cohort(
     if devices > 1:
         number = jax.lax.axis_index(CLIENTS)
         cohort = jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:])[number], cohort)
-    total, stacked = _run_chunks(client, shared, cohort, chunk, aggregator, record)
+    total, stacked = _run_chunks(client, shared, cohort, chunk, aggregator, record is not None)
     if devices > 1:
         total = jax.lax.psum(total, CLIENTS)
-    if record and total is not None:  # before devices exchange their results, so that they exchange no updates
-        stacked = compared(stacked, averaged(total).update)._replace(update=(), weight=())
+    if record is not None and total is not None:  # before devices exchange their results, so that they exchange no updates
+        stacked = compared(stacked, averaged(total).update, record)._replace(update=(), weight=())
     if devices > 1:
         stacked = jax.tree.map(lambda x: jax.lax.all_gather(x, CLIENTS, tiled=True), stacked)
     if order_matters:
         slots = jnp.zeros(size, jnp.int32).at[order].set(np.argsort(ranks)[:size])
         stacked = jax.tree.map(lambda x: x[slots], stacked)
     if total is None:
-        stacked = compared(stacked, averaged(summed(stacked)).update) if record else stacked
+        stacked = stacked if record is None else compared(stacked, averaged(summed(stacked)).update, record)
         return CohortOutput(Aggregate(stacked.update, stacked.weight), stacked.client_state, stacked.metrics)
     return CohortOutput(averaged(total), stacked.client_state, stacked.metrics)
 
 
-def compared(stacked: ClientOutput, mean: PyTree) -> ClientOutput:
+def compared(stacked: ClientOutput, mean: PyTree, parameters: Callable[[PyTree], PyTree]) -> ClientOutput:
     """Stacked outputs whose metrics have each client's weight, its update's L2 norm, and its cosine to the weighted `mean`.
 
-    The cosine is NaN where one of the two is 0.
+    Norm and cosine are of the `parameters` of the updates. The cosine is NaN where one of the two is 0.
     """
-
-    norm = jax.vmap(optax.tree.norm)(stacked.update)
+    changes, mean = jax.vmap(parameters)(stacked.update), parameters(mean)
+    norm = jax.vmap(optax.tree.norm)(changes)
     lengths = norm * optax.tree.norm(mean)
-    cosine = jax.vmap(optax.tree.vdot, (0, None))(stacked.update, mean) / jnp.where(lengths > 0, lengths, jnp.nan)
+    cosine = jax.vmap(optax.tree.vdot, (0, None))(changes, mean) / jnp.where(lengths > 0, lengths, jnp.nan)
     found = {"client/weight": stacked.weight, "client/update_norm": norm, "client/cosine": cosine}
     return stacked._replace(metrics={**stacked.metrics, **{name: Each(value) for name, value in found.items()}})
 

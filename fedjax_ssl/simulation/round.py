@@ -167,7 +167,7 @@ def run_round(
             return contain(run_client(method, shared, inputs), inputs.state)
         allowed = partial(allowance, system, inputs.slot) if system is not None and system.shortens else None
         output, passes = with_passes(update, allowed)(shared, inputs)
-        costs = {"cost/forward_passes": Sum(passes.forward), "cost/backward_passes": Sum(passes.backward)}
+        costs = {"cost/forward_passes": passes.forward, "cost/backward_passes": passes.backward}
         of_client: ClientMetrics = {**output.metrics, **costs}
         output = output._replace(metrics=of_client)
         if system is not None:
@@ -181,7 +181,7 @@ def run_round(
         aggregator=method.aggregator,
         execution=execution,
         work=inputs.rows.labeled.count + inputs.rows.unlabeled.count,
-        record=record,
+        record=method.parameters if record else None,
     )
     key = rng.round_key(state.key, "server", cohort.round)
     server, of_server = method.server_update(state.server, output.aggregate, attach(data.server, data.images), key)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data.profiles import Profiles
@@ -50,10 +51,20 @@ def are_there(system: System, windows: jax.Array | None, round: jax.Array, size:
     """Which of `size` clients with windows [size, I, 2] can be reached in a round (int32 scalar, from 0): bool [size]."""
     if windows is None:
         return jnp.ones(size, bool)
-    time = jnp.mod(round * jnp.float32(system.round_s), system.period_s)
+    time = time_of_day(system, round)
     begin, end = windows[..., 0], windows[..., 1]
     later = time + system.period_s  # a window may end after the period
     return jnp.any(((begin <= time) & (time < end)) | ((begin <= later) & (later < end)), axis=-1)
+
+
+def time_of_day(system: System, round: jax.Array) -> jax.Array:
+    """When a round (int32 scalar, from 0) begins within the period, in seconds, float32: round round_s modulo period_s.
+
+    The seconds of all rounds may be more than a float32 tells apart; those of each bit of the number are below a period.
+    """
+    bits = np.arange(31)
+    seconds = np.fmod(np.ldexp(system.round_s, bits), system.period_s)
+    return jnp.mod(jnp.sum((round >> bits & 1) * jnp.float32(seconds)), system.period_s)
 
 
 def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> UnevenClient:
@@ -77,7 +88,7 @@ def allowance(system: System, slot: UnevenClient, output: ClientOutput, passes: 
 
 def transfers(output: ClientOutput) -> tuple[Number, Number]:
     """Bytes down and up; the size of the update where a client does not say what it sends, as the server counts that."""
-    totals = {name: metric.total for name, metric in output.metrics.items() if isinstance(metric, Sum)}
+    totals = {name: metric.number for name, metric in output.metrics.items() if isinstance(metric, Sum)}
     up = totals.get("comm/bytes_up", num_bytes(output.update))
     return totals.get("comm/bytes_down", 0), jnp.where(output.weight > 0, up, 0)
 
@@ -96,7 +107,7 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     asked = slot.there | (system.participation != "available")
     waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
     reached = {name: slot.there if name == "comm/bytes_down" else works for name in output.metrics}
-    result = result_where(arrives, output, old_state, lambda name, total: jnp.where(reached[name], total, 0))
+    result = result_where(arrives, output, old_state, lambda name, part: jnp.where(reached[name], part, 0))
     own = {"sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)), "sim/absent": Sum((~slot.there).astype(jnp.int32))}
     own |= {SECONDS: Sum(waited)} if system.is_timed else {}
     return result._replace(metrics={**result.metrics, **own})
@@ -108,7 +119,7 @@ def result_where(
     """A client's results where it counts, bool scalar.
 
     Where it does not, its update and weight are 0, its state stays as it was, its means do not count, and what is recorded of
-    it is NaN. Its sums are `total(name, sum)` either way.
+    it is NaN. The parts of its sums are `total(name, part)` either way.
     """
 
     def where(new: jax.Array, old: PyTree = 0) -> jax.Array:
@@ -119,7 +130,7 @@ def result_where(
             return Each(where(metric.value, jnp.nan))
         if isinstance(metric, Mean):
             return Mean(*map(where, metric))
-        return Sum(total(name, metric.total).astype(metric.total.dtype))
+        return Sum(*(total(name, part).astype(part.dtype) for part in metric))
 
     return ClientOutput(
         update=jax.tree.map(where, output.update),

@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.experiment.clients import ClientsLog
+from fedjax_ssl.local import Weights
 from fedjax_ssl.method import ClientOutput
 from fedjax_ssl.metrics import Each, num_bytes
 from fedjax_ssl.simulation.execution import Execution
@@ -52,12 +53,13 @@ def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_re
 
 
 def vectors(aggregator):
-    """A method whose client k sends (k + 1, 1) with weight |D_k|; client 3 sends NaN."""
+    """A method whose client k sends the parameters (k + 1, 1), and statistics, with weight |D_k|; client 3 sends NaN."""
 
     def client_update(shared, own, state, shard, key):
         del shared, key
         first = jnp.where(own == 3, jnp.nan, own + 1.0)
-        update = {"w": jnp.zeros(()), "v": jnp.stack([first, jnp.ones(())])}
+        params = {"w": jnp.zeros(()), "v": jnp.stack([first, jnp.ones(())])}
+        update = Weights(params, {"mean": jnp.full(3, 1000.0)})
         return ClientOutput(update, shard.unlabeled.count.astype(jnp.float32), state, {"client/k": Each(own + 0.5)})
 
     return toy.method(aggregator="sum")._replace(
@@ -86,6 +88,17 @@ def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
     np.testing.assert_allclose(found["client/update_norm"], norms, rtol=1e-6)
     np.testing.assert_allclose(found["client/cosine"], cosines, rtol=1e-6)
     np.testing.assert_allclose(found["client/k"], np.where(bad, np.nan, ids + 0.5))
+
+
+def test_norm_and_cosine_are_of_parameters_however_they_are_sent():
+    """FedLabel's clients send both changes and a number of examples, or the sum of the changes."""
+    found = []
+    for aggregation in ("sum", "halves"):
+        options = {"method__aggregation": aggregation, "diagnostics__clients_every": 1, "rounds": 1}
+        ((_, row),) = tiny.experiment("fedlabel", network="linear", **options).rounds()
+        found.append(row["clients"])
+    np.testing.assert_allclose(found[0]["client/update_norm"], found[1]["client/update_norm"], rtol=1e-4)
+    np.testing.assert_allclose(found[0]["client/cosine"], found[1]["client/cosine"], atol=0.05)  # the weights differ
 
 
 def traced(experiment):

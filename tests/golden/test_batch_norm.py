@@ -14,6 +14,7 @@ from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.local import Task, Trained, Weights, output_of, server
 from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
+from fedjax_ssl.metrics import whole
 from fedjax_ssl.models.flax_layers import aware_of
 from fedjax_ssl.models.norm import add, finish, moments, running, start
 from tests import tiny
@@ -171,7 +172,7 @@ def norm_weights(scale: float) -> Weights:
 @pytest.mark.parametrize(("mode", "up"), [("static", 4), ("running", 28)])
 def test_clients_receive_statistics_and_send_those_that_training_changes(mode, up):
     received, trained = norm_weights(1.0), Weights({"scale": jnp.float32(3)}, {"mean": jnp.ones(3), "var": jnp.ones(3)})
-    task, steps = norm_task("clients")._replace(norm=mode), Trained((), {}, jnp.int32(5), jnp.int32(1))
+    task, steps = norm_task("clients")._replace(norm=mode), Trained((), {}, whole(5), jnp.int32(1))
     output = output_of(task, received, trained, steps, jnp.float32(2), "state")
     assert (output.update.params["scale"], output.weight, output.client_state) == (-2, 2, "state")
     assert output.update.stats == () if mode == "static" else output.update.stats["mean"].tolist() == [-1] * 3

@@ -49,11 +49,11 @@ class Client:
             self.labels[self.unlabeled],
         )
 
-    def arguments(self, labeled=None, unlabeled=None, *, round=0, weights=None):
+    def arguments(self, labeled=None, unlabeled=None, *, round=0, weights=None, kept=None):
         server = self.server if weights is None else self.server._replace(weights=weights)
         shared, own = self.broadcast(server, self.clients, Cohort(jnp.arange(5), jnp.int32(round), jnp.int32(8)))
         own = jax.tree.map(lambda x: x[0], own)
-        return shared, own, self.kept, self.shard(labeled, unlabeled), jax.random.key(1)
+        return shared, own, self.kept if kept is None else kept, self.shard(labeled, unlabeled), jax.random.key(1)
 
     def __call__(self, *counts, **call):
         return self.update(*self.arguments(*counts, **call))

@@ -1,10 +1,15 @@
 """FedMatch by its edge cases: nobody confident, no helpers, and rounds with labels at the clients."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from fedjax_ssl.local import Broadcast, Weights
 from fedjax_ssl.method import Cohort
+from fedjax_ssl.models.decomposed import Parts
+from fedjax_ssl.options import MANY
 from tests import tiny
 from tests.jaxprs import equations
 from tests.methods.clients import Client, finite, norm, same, traced_round
@@ -86,3 +91,16 @@ def test_revealed_labels_train_sigma_at_the_clients_and_at_the_server():
     before, after, metrics = traced_round(tiny.experiment("fedmatch", network="linear", data__reveal_labels=True))
     assert jax.tree.structure(before) == jax.tree.structure(after)
     assert {"client/loss", "client/unlabeled_loss", "server/loss"} <= set(metrics)
+
+
+def test_the_bytes_of_many_helpers_are_more_than_an_int32_holds():
+    """The psi of 23 helpers that all differ, each of as many parameters as (FL)^2's network for CIFAR-100 has."""
+    module, size, count = importlib.import_module("fedjax_ssl.methods.fedmatch"), 23_401_012, 23
+
+    def received(x):
+        psi = {"w": jnp.broadcast_to(x, (size,))}  # which the compiler never stores
+        shared = Broadcast(Weights(Parts(psi, psi), ()), x, own=jnp.array(True))
+        helpers = module.Helpers({"w": jnp.broadcast_to(x + 1, (count, size))}, jnp.ones(count, bool))
+        return module.bytes_down(shared, helpers, module.FedMatchClientState(jnp.array(False), x, psi, ()))
+
+    assert int(jax.jit(received)(jnp.float32(1))) == 4 * size * (2 + count) > MANY

@@ -42,6 +42,7 @@ RANGES = {
 }
 """What is accepted -> values that are not, as method.key=value."""
 RECTANGLE = {"curve": "rectangle"}
+PHASES = ("fedsem.labeled_rounds", "fedtrinet.labeled_rounds", "fedsiam_d.pi_rounds", "fedlabel.burn_in")
 TOGETHER = [
     ("semifl", {"pseudo_labels": "batch"}, "mix: got 'mixup' with method.pseudo_labels=batch, accepted: none"),
     ("fixmatch", {"pseudo_labels": "local", "batches": "accepted"},
@@ -78,6 +79,20 @@ def test_a_value_out_of_its_range_is_named(word, accepted):
 def test_values_that_exclude_each_other_or_the_runs_length_are_named(method, values, message):
     said = message_of(ValueError, toy.options, options_class(METHODS[method]), rounds=4, **values)
     assert said == f"method.{message}"
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("share", [0.001, 0.06, 0.5, 0.6, 0.999])
+@pytest.mark.parametrize("key", PHASES)
+def test_a_share_of_few_rounds_is_a_phase_of_one_round_at_least(key, share, rounds):
+    method, name = key.split(".")
+    phase = getattr(toy.options(options_class(METHODS[method]), rounds=rounds, **{name: share}), name)
+    assert phase == min(max(round(share * rounds), 1), max(rounds - 1, 1))
+
+
+def test_a_phase_that_is_a_number_of_rounds_may_be_all_of_one_round_and_no_share_is_no_phase():
+    for given, rounds, phase in [(1.0, 1, 1), (1.0, 2, 1), (0.0, 1, 0), (0.0, 3, 0)]:
+        assert toy.options(options_class(METHODS["fedsiam_d"]), rounds=rounds, pi_rounds=given).pi_rounds == phase
 
 
 @pytest.mark.parametrize("method", METHODS)

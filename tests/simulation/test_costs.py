@@ -86,8 +86,8 @@ def test_a_loop_counts_as_often_as_it_runs_and_a_branch_where_it_is_taken():
     program = jax.jit(jax.vmap(with_passes(update), (0, 0, None)))  # clients side by side, each with its own count
     numbers, chosen = jnp.array([0, 1, 3, 3]), jnp.array([True, True, True, False])
     (_, got), passes = program(numbers, chosen, WEIGHTS)
-    assert passes.forward.tolist() == [0, 2 * ROWS, 6 * ROWS, 3 * ROWS]
-    assert passes.backward.tolist() == [0, ROWS, 3 * ROWS, 0]
+    assert passes.forward.number.tolist() == [0, 2 * ROWS, 6 * ROWS, 3 * ROWS]
+    assert passes.backward.number.tolist() == [0, ROWS, 3 * ROWS, 0]
     for i in range(4):
         np.testing.assert_allclose(got[i], update(numbers[i], chosen[i], WEIGHTS)[1], rtol=1e-5)
 
@@ -146,7 +146,7 @@ def test_each_of_several_clients_ends_its_training_in_its_own_time():
     allowed, steps, number = jnp.float32([1000, 50, 1000, 0]), jnp.int32([4, 4, 0, 4]), jnp.array([1, 1, 0, 1])
     (_, done, more, _), passes = jax.jit(jax.vmap(program))(allowed, steps, number)
     assert (done.tolist(), more.tolist()) == ([4, 3, 0, 0], [2, 0, 0, 0])
-    assert passes.backward.tolist() == [6 * ROWS, 3 * ROWS, 0, 0]
+    assert passes.backward.number.tolist() == [6 * ROWS, 3 * ROWS, 0, 0]
 
 
 def test_loops_inside_of_a_step_and_other_loops_run_to_their_end():

@@ -3,6 +3,7 @@
 import functools
 import math
 import types
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -240,6 +241,15 @@ def test_windows_begin_at_their_begin_and_end_before_their_end_and_go_on_after_t
     for number in range(9):
         got = system.are_there(RULES, WINDOWS, jnp.int32(number), 7)
         assert got.tolist() == reached(number, RULES, WINDOWS)
+
+
+@pytest.mark.parametrize(("round_s", "period_s"), [(600.0, 86_400.0), (0.1, 86_400.0), (1e6, 604_800.0), (3.7, 1.3)])
+def test_the_time_of_day_is_right_in_any_round(round_s, period_s):
+    rules = System(round_s=round_s, period_s=period_s)
+    for number in (0, 1, 143, 144, 30_000, 10**6, 10**9 + 7, 2**31 - 1):
+        exact = float(Fraction(round_s) * number % Fraction(period_s))
+        apart = abs(float(system.time_of_day(rules, jnp.int32(number))) - exact)
+        assert min(apart, period_s - apart) < 1e-5 * period_s
 
 
 def test_uniform_cohorts_are_those_of_even_clients():
