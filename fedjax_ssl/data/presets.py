@@ -45,9 +45,9 @@ class Move(NamedTuple):
 SHIFTED = 8
 """Images are hardly damaged where they are shifted by one part of so many of their side."""
 MOVES = {
-    "none": Move(False, 0), "crop": Move(False, None), "crop1": Move(False, 1), "crop4": Move(False, 4),
+    "none": Move(False, 0), "crop1": Move(False, 1), "crop4": Move(False, 4),
     "zero_crop4": Move(False, 4, "zero"), "flip_crop4": Move(True, 4), "flip_zero_crop4": Move(True, 4, "zero"),
-    "fedsiam": Move(True, 4), "feddure": Move(True, 4, "zero"),
+    "crop": Move(False, None), "fedsiam": Move(True, 4), "feddure": Move(True, 4, "zero"),
 }  # fmt: skip
 _MORE = {"fedsiam": ", contrast, gray", "feddure": ", cutout"}
 WEAK_VIEWS: dict[str, Augmentation] = {name: move.augmentation() for name, move in MOVES.items() if name not in _MORE} | {
