@@ -216,7 +216,8 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     plan = plans[0]
     plan = plan._replace(options=plan.options.for_clients(counts, plan.settings.client.batch_size))
-    sizes.check_trainings(plan.settings, plan.options, data[0])
+    for own in data:
+        sizes.check_trainings(plan.settings, plan.options, own)
     layout = layout or resolve(plan.settings, plan.method().requires, len(runs))
     return _assemble(config, runs, plan._replace(conv=layout.conv), data, layout)
 
