@@ -10,7 +10,6 @@ what the newest checkpoint has.
 
 import argparse
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -90,22 +89,24 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
         except ValueError as error:
             return command.refuse(error)
         return _run_here(config, options, stop, waiting)
-    from fedjax_ssl.experiment import hosts
+    from fedjax_ssl.experiment import hosts, provenance
 
+    own = ("process_id", "coordinator")  # which processes may say each in its way
+    started = {f"--{name}": value for name, value in vars(options).items() if name not in own} | provenance.software()
     try:
         stop.is_connecting = True
         client = hosts.connected(place)
-        stop.begin()  # from here on processes agree on where they end
     except ValueError as error:
-        stop.is_connecting = False
         return command.refuse(error)
-    return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
+    finally:
+        stop.is_connecting = False
+    return hosts.run(lambda: _run_here(config, options, stop, waiting), client, stop, started)
 
 
 def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate, hosts, run
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
-    from fedjax_ssl.experiment.files import failure
+    from fedjax_ssl.experiment.files import FAILURES, failure
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
@@ -114,9 +115,11 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
         try:
             experiment, workdir = _accepted(config, options, until_the_end)
         except command.WRONG_INPUT as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                return command.refuse(failure(error, pathlib.Path()), status=1)
-            return command.refuse(error) if is_first() else 2
+            status = command.status_of(error)
+            if not is_first():
+                return status
+            is_failure = isinstance(error, OSError) and error.errno in FAILURES
+            return command.refuse(failure(error, pathlib.Path()) if is_failure else error, status)
         waiting.setTarget(AboveTheBar())
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
@@ -157,7 +160,7 @@ def _accepted(
     from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run
     from fedjax_ssl.experiment.files import plain
     from fedjax_ssl.experiment.layout import Layout
-    from fedjax_ssl.experiment.runs import flattened, identity, runs_of
+    from fedjax_ssl.experiment.runs import PLACES, flattened, identity, runs_of
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
@@ -176,9 +179,7 @@ def _accepted(
     experiment = hosts.together(lambda: build.build(settings, layout=layout and Layout(*layout), widths=widths))
 
     def alike() -> dict[str, Any]:
-        here, own = provenance.machine(), identity(flattened(settings.to_dict()))
-        versions = [here[name] for name in (*provenance.PACKAGES, "fedjax_ssl")]
-        return {"config": plain(own), "data": provenance.data_digests(experiment), "versions": versions}
+        return plain(identity(flattened(settings.to_dict()), PLACES)) | {"data": provenance.data_digests(experiment)}
 
     hosts.check_alike(alike)
 

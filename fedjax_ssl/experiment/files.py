@@ -19,6 +19,10 @@ from typing import Any, BinaryIO
 CHECKSUM = "checksum"
 """The key of a checksum, the last one in each row of a log and in each JSON file."""
 REMEDY = "put the file back, or start anew with --overwrite"
+FAILURES = (
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENXIO, errno.ENODEV, errno.ESTALE,
+)  # fmt: skip
+"""Errors for which no input is to blame: a disk that fails or is full, too many open files, a file system that is gone."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF)
 """How file systems and systems answer that cannot sync a folder, or any file."""
 
@@ -225,6 +229,15 @@ def sync(opened: int | pathlib.Path) -> None:
     except OSError as error:
         if error.errno not in CANNOT_SYNC:
             raise
+
+
+def failing(error: BaseException | None) -> int:
+    """The number of FAILURES that is, or has led to, an error; 0: the input is to blame."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FAILURES:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return 0
 
 
 def failure(error: OSError, folder: pathlib.Path) -> str:

@@ -93,12 +93,14 @@ def machine() -> dict[str, str | int | bool | None]:
     platform, device = jax.default_backend(), jax.devices()[0]
     on_cpu = {"processor": processor()}
     of_device = {"processor": device.device_kind, "driver": " ".join(device.client.platform_version.split())}
+    of_platform = {"platform": platform, **(on_cpu if platform == "cpu" else of_device)}
+    return {**of_platform, "cores": cores(), "processes": jax.process_count(), **software()}
+
+
+def software() -> dict[str, str | int | bool | None]:
+    """Versions, a digest of the package's own files, options and flags; no device is asked."""
     words = {name: sorted(os.environ.get(name, "").split()) for name in VARIABLES}
     return {
-        "platform": platform,
-        **(on_cpu if platform == "cpu" else of_device),
-        "cores": cores(),
-        "processes": jax.process_count(),
         **{name: metadata.version(name) for name in PACKAGES},
         "fedjax_ssl": sources(),
         **{name: getattr(jax.config, name) for name in OPTIONS},
