@@ -118,8 +118,8 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
             status = command.status_of(error)
             if not is_first():
                 return status
-            is_failure = isinstance(error, OSError) and error.errno in FAILURES
-            return command.refuse(failure(error, pathlib.Path()) if is_failure else error, status)
+            of_disk = isinstance(error, OSError) and error.errno in FAILURES
+            return command.refuse(failure(error, pathlib.Path()) if of_disk else error, status)  # type: ignore[arg-type]
         waiting.setTarget(AboveTheBar())
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits

@@ -129,7 +129,7 @@ def _differing(values: Sequence[Mapping[str, Any]]) -> str:
     """The first process whose values are not those of process 0, and those that differ; empty: there is none."""
     first, *others = values
     for number, other in enumerate(others, start=1):
-        names = [name for name in first | other if first.get(name) != other.get(name)]
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
         if names:
             shown = (
                 f"{name} is {first.get(name)!r} in process 0 and {other.get(name)!r} in process {number}" for name in names
