@@ -157,7 +157,7 @@ def _accepted(
     config: command.Config, options: argparse.Namespace, until_the_end: contextlib.ExitStack
 ) -> tuple[Any, pathlib.Path]:
     """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
-    from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run
+    from fedjax_ssl.experiment import build, changes, extension, hosts, overwrite, owner, provenance, run
     from fedjax_ssl.experiment.files import plain
     from fedjax_ssl.experiment.layout import Layout
     from fedjax_ssl.experiment.runs import PLACES, flattened, identity, runs_of
@@ -168,6 +168,8 @@ def _accepted(
         settings = Settings.from_dict(config.tree)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
+        if is_first():
+            run.check_place(workdir, is_several=settings.is_several)
         if is_first() and not options.dry_run:  # before anything there is read
             say = functools.partial(print, file=sys.stderr)
             until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
@@ -179,7 +181,8 @@ def _accepted(
     experiment = hosts.together(lambda: build.build(settings, layout=layout and Layout(*layout), widths=widths))
 
     def alike() -> dict[str, Any]:
-        return plain(identity(flattened(settings.to_dict()), PLACES)) | {"data": provenance.data_digests(experiment)}
+        files = {f"the file of {group}.name": digest for group, digest in changes.digests(settings).items()}
+        return plain(identity(flattened(settings.to_dict()), PLACES)) | files | {"data": provenance.data_digests(experiment)}
 
     hosts.check_alike(alike)
 
@@ -189,8 +192,10 @@ def _accepted(
         return extension.dependence(build.assembled(before, experiment.layout, provenance.widths(experiment)), experiment)
 
     def opened() -> None:
+        if options.overwrite:
+            overwrite.remove_all(run.folders(experiment, workdir), run.OURS)
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), overwrite=options.overwrite, dependence=dependence)
+            run.open_workdir(folder, own.settings.to_dict(), dependence=dependence)
 
     hosts.together(opened if is_first() and not options.dry_run else lambda: None)
     return experiment, workdir

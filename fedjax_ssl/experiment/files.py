@@ -41,8 +41,9 @@ class MetricsLog:
     Rounds are 1, 2, 3 ... without gaps, and each row ends with a checksum of its own.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str]):
+    def __init__(self, workdir: str | os.PathLike[str], begins: bytes = b""):
         self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        self.begins = begins  # what a digest is of before the first row: of which run it is
         self._hash: Any = None  # of all lines, once it is known
 
     def append(self, row: Mapping[str, object]) -> None:
@@ -78,7 +79,8 @@ class MetricsLog:
         """A digest of all rows, or of those up to `round`, which tells this log from another run's."""
         if round is None and self._hash is not None:
             return str(self._hash.hexdigest())
-        found = hashlib.blake2b(b"".join(line + b"\n" for line in complete_lines(self.path)[:round]), digest_size=16)
+        lines = (line + b"\n" for line in complete_lines(self.path)[:round])
+        found = hashlib.blake2b(b"".join([self.begins, *lines]), digest_size=16)
         self._hash = found if round is None else self._hash
         return found.hexdigest()
 

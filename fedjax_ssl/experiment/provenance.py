@@ -2,12 +2,13 @@
 
 import functools
 import hashlib
+import json
 import logging
 import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -16,9 +17,12 @@ import numpy as np
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import TABLES
+from fedjax_ssl.experiment import changes
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.files import read_json, write_json
+from fedjax_ssl.experiment.files import REMEDY, plain, read_json, write_json
 from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.runs import flattened, identity
+from fedjax_ssl.experiment.settings import Settings
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 OPTIONS = (
@@ -31,13 +35,87 @@ HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "
 _log = logging.getLogger(__name__)
 
 
-def write(paths: Sequence[pathlib.Path], experiment: Experiment, layout: Layout, command: Sequence[str] = ()) -> None:
-    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it."""
+def write(
+    paths: Sequence[pathlib.Path],
+    experiment: Experiment,
+    layout: Layout,
+    command: Sequence[str] = (),
+    programs: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `programs` as `programs` has them."""
     digests = data_digests(experiment)
     of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
-    for path, data, examples in zip(paths, digests, of_examples, strict=True):
+    for path, data, examples, run in zip(paths, digests, of_examples, experiment.runs, strict=True):
+        is_new, before = not path.exists(), read_json(path) if path.exists() else {}
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        write_json(path, noted | {"examples": examples, "command": command})
+        noted |= {"examples": examples, "command": command, "programs": {**before.get("programs", {}), **(programs or {})}}
+        noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
+        began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
+        write_json(path, noted | began)
+
+
+def changed(path: pathlib.Path, settings: Settings) -> str:
+    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing."""
+    noted = read_json(path) if path.exists() else {}
+    return " and ".join(filter(None, [changes.changed(noted, settings), changes.of_package(noted, sources())]))
+
+
+def _began(settings: Settings) -> dict[str, Any]:
+    """What makes a run another one, and stays as it is however often it goes on: its config without the number of rounds."""
+    return {key: value for key, value in identity(flattened(plain(settings.to_dict()))).items() if key != "rounds"}
+
+
+def begins(path: pathlib.Path) -> bytes:
+    """What the log's digest of a run with a `run.json` begins with: its config and data; empty for an older version's run."""
+    noted = read_json(path) if path.exists() else {}
+    return json.dumps([noted["began"], noted["data"]], sort_keys=True).encode() if "began" in noted else b""
+
+
+def check_began(path: pathlib.Path, settings: Settings) -> None:
+    """Raises ValueError where a `run.json`, which may be there, is of a run of another config."""
+    there, here = read_json(path).get("began", {}) if path.exists() else {}, _began(settings)
+    if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
+        shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
+        raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")
+
+
+def programs(experiment: Experiment, layout: Layout, predict: str) -> dict[str, dict[str, str]]:
+    """Digests of the programs of an experiment, and of what has to be the same where they are compared.
+
+    `predict` is what `changes.predicting` says. That of a round is there once it is compiled.
+    """
+    settings, here = experiment.settings, (machine(), layout._asdict())
+    of_rounds = settings.rounds, settings.client.on_nonfinite, settings.diagnostics.clients_every, len(experiment.runs)
+    known = {"predict": predict, "round": experiment.simulator.digest if predict else ""}
+    of = {"predict": changes.key(*here), "round": changes.key(*here, *of_rounds)}
+    return {name: {"digest": digest, "of": of[name]} for name, digest in known.items() if digest}
+
+
+class Programs:
+    """Whether the user's own method and network still make the programs that runs began with; says it once."""
+
+    def __init__(self, experiment: Experiment, paths: Sequence[pathlib.Path]) -> None:
+        self._experiment, self._predict = experiment, changes.predicting(experiment)
+        noted = [(path.parent, read_json(path) if path.exists() else {}) for path in paths]
+        self._runs = [(*one, run.settings) for one, run in zip(noted, experiment.runs, strict=True)]
+        self.known: dict[str, dict[str, str]] = {}
+        self._has_said = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the program of a round is not known yet."""
+        return bool(self._predict) and "round" not in self.known
+
+    def compare(self, layout: Layout) -> None:
+        """Compares the programs that are known by now."""
+        self.known = programs(self._experiment, layout, self._predict)
+        if not self._has_said:
+            said = {
+                path: changes.changed(noted, own) or changes.other_program(noted, own, self.known)
+                for path, noted, own in self._runs
+            }
+            changes.warn(said, changes.GOES_ON)
+            self._has_said = any(said.values())
 
 
 def widths(experiment: Experiment) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """A function that is compiled once, and what XLA is asked for."""
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class Program:
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0  # seconds that tracing and compiling took; 0 before the first call
+        self.digest = ""  # of its text in StableHLO, once it is compiled: the same in each process, and cheap
 
     @contextlib.contextmanager
     def _tracing(self) -> Iterator[None]:
@@ -70,6 +72,7 @@ class Program:
             try:
                 with self._tracing():
                     lowered = self._jitted.lower(*args)
+                self.digest = hashlib.blake2b(lowered.as_text().encode(), digest_size=16).hexdigest()
                 self._compiled = lowered.compile(compiler_options(jax.default_backend()))
             finally:
                 self.compile_s += time.perf_counter() - start

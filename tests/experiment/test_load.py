@@ -105,7 +105,7 @@ def damage_checkpoint(folder):
         (shutil.rmtree, ["is no folder"]),
         (damage_config, ["config.json is damaged: it is not JSON"]),
         (unknown_method, ["method.name: got mine", "nobody has registered", "fedjax_ssl.register_method('mine', ...)"]),
-        (other_seed, ["another split"]),
+        (other_seed, ["run.json is another run's: seed is 0 there and 5 in config.json"]),
         (in_memory, ["data.name: got arrays", "dataset=..."]),
         (damage_checkpoint, ["is corrupt"]),
     ],
