@@ -22,7 +22,7 @@ class Origin(NamedTuple):
     digest: str
 
     def __str__(self) -> str:
-        return " and ".join(name for name, _ in self.files) or "what was typed in"
+        return ", ".join(dict.fromkeys(name for name, _ in self.files)) or "typed in"
 
 
 def note(group: str, name: str, thing: object) -> None:

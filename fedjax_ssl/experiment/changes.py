@@ -24,8 +24,9 @@ from fedjax_ssl.origins import Origin, origin
 
 REGISTERED = "registered"
 """The name of the digests in `run.json`, and of the folder with copies."""
-ENDED = "its results are of the earlier files; --overwrite runs it anew"
-GOES_ON = "rounds from here on are of the files as they are now; --overwrite starts anew"
+ENDED = "these results are not, or not all, of the files as they are now; --overwrite runs it anew"
+GOES_ON = "its further rounds are of the files as they are now; --overwrite starts anew"
+LOADED = "its checkpoint is not, or not all, of the files as they are now"
 _log = logging.getLogger(__name__)
 
 
@@ -74,14 +75,17 @@ def changed(noted: Mapping[str, Any], settings: Settings) -> str:
         )
         if before == ([now.digest] if now else []):
             continue
-        copies = f"which lie in its {REGISTERED}/{group}-1 to {group}-{len(before)}"
+        where = f"{REGISTERED}/{group}-{len(before)} of the run's folder"
         if not before:
-            found.append(f"{now}, which registers {name}, was not there when it began")
+            found.append(f"{name} is registered by files that were not there when it began ({now})")
         elif now and before[-1] == now.digest:
-            found.append(f"its rounds are of {len(before)} versions of {now}, which registers {name}, {copies}")
+            found.append(
+                f"{len(before)} versions of the files that register {name} ({now}) have run it, the last one is in {where}"
+            )
         else:
-            of_now = f"{now}, which registers {name}, has" if now else f"what registers {name} has"
-            found.append(f"{of_now} changed since; what it was lies in its {REGISTERED}/{group}-{len(before)}")
+            found.append(
+                f"{name} is registered by other files than before ({now or 'the package'}); what they were is in {where}"
+            )
     return " and ".join(found)
 
 
@@ -93,18 +97,27 @@ def of_package(noted: Mapping[str, Any], sources: str) -> str:
 
 
 def warn(said: Mapping[pathlib.Path, str], consequence: str) -> None:
-    """Logs what has changed for runs' folders, once where it is the same for many; empty texts are not said."""
+    """Logs the `lines`; a handler may drop those whose `once` it had before."""
+    for text, line in lines(said, consequence).items():
+        _log.warning(line, extra={"once": text})
+
+
+def lines(said: Mapping[pathlib.Path, str], consequence: str) -> dict[str, str]:
+    """A line for each text of what has changed for runs' folders, however many it holds for; none for empty texts."""
+    found = {}
     for text in dict.fromkeys(filter(None, said.values())):
         folders = [folder for folder, own in said.items() if own == text]
         more = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
-        _log.warning("%s%s: %s; %s", folders[0], more, text, consequence, extra={"once": text})
+        found[text] = f"{folders[0]}{more}: {text}; {consequence}"
+    return found
 
 
 def predicting(experiment: Experiment) -> str:
     """A digest of the program that evaluates, where method or network are one's own; else empty. Traced, not compiled."""
     if not origins(experiment.settings):
         return ""
-    server = experiment.simulator.template().server
+    spec = experiment.problem.spec
+    server, _ = jax.eval_shape(lambda key: experiment.method.init(key, spec), jax.random.key(0))
     images = experiment.problem.test.images[:2]
     predict = next(iter(experiment.method.predict.values()))
     program = jax.make_jaxpr(predict)(server, jnp.asarray(images), jnp.ones(len(images), bool))
@@ -128,5 +141,5 @@ def other_program(noted: Mapping[str, Any], settings: Settings, programs: Mappin
     pairs = [(before[name], now) for name, now in programs.items() if name in before]
     if all(old["of"] != now["of"] or old["digest"] == now["digest"] for old, now in pairs):
         return ""
-    files = " and ".join(dict.fromkeys(map(str, origins(settings).values())))
-    return f"{files} makes another program than before, as something that it imports or reads has changed"
+    names = " and ".join(f"{group}.name={getattr(settings, group)['name']} ({one})" for group, one in origins(settings).items())
+    return f"{names} makes another program than before, as something that its files import or read has changed"

@@ -71,9 +71,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
         raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
     if len(complete_lines((log := log_of(folder)).path)) >= found[0]:  # else it is gone, and the checkpoint alone counts
         check_same_run(log, found[0], checkpoints.log)
-    programs = provenance.programs(experiment, experiment.layout, changes.predicting(experiment))
-    said = provenance.changed(folder / RUN, settings) or changes.other_program(noted, settings, programs)
-    changes.warn({folder: said}, "its checkpoint is of the earlier files")
+    known = provenance.programs(experiment, experiment.layout)
+    changes.warn({folder: provenance.changed(folder / RUN, settings, known)}, changes.LOADED)
     return experiment, found[1]
 
 

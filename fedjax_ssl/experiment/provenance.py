@@ -54,10 +54,15 @@ def write(
         write_json(path, noted | began)
 
 
-def changed(path: pathlib.Path, settings: Settings) -> str:
-    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing."""
+def changed(path: pathlib.Path, settings: Settings, known: Mapping[str, Any] | None = None) -> str:
+    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
+
+    `known` are `programs` that are compared, too.
+    """
     noted = read_json(path) if path.exists() else {}
-    return " and ".join(filter(None, [changes.changed(noted, settings), changes.of_package(noted, sources())]))
+    if found := " and ".join(filter(None, [changes.changed(noted, settings), changes.of_package(noted, sources())])):
+        return found
+    return changes.other_program(noted, settings, known or {})
 
 
 def _began(settings: Settings) -> dict[str, Any]:
@@ -79,15 +84,17 @@ def check_began(path: pathlib.Path, settings: Settings) -> None:
         raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")
 
 
-def programs(experiment: Experiment, layout: Layout, predict: str) -> dict[str, dict[str, str]]:
+def programs(experiment: Experiment, layout: Layout, predict: str | None = None) -> dict[str, dict[str, str]]:
     """Digests of the programs of an experiment, and of what has to be the same where they are compared.
 
-    `predict` is what `changes.predicting` says. That of a round is there once it is compiled.
+    `predict` is what `changes.predicting` says, if that is known. That of a round is there once it is compiled.
     """
-    settings, here = experiment.settings, (machine(), layout._asdict())
+    predict = changes.predicting(experiment) if predict is None else predict
+    settings, here = experiment.settings, machine()
     of_rounds = settings.rounds, settings.client.on_nonfinite, settings.diagnostics.clients_every, len(experiment.runs)
     known = {"predict": predict, "round": experiment.simulator.digest if predict else ""}
-    of = {"predict": changes.key(*here), "round": changes.key(*here, *of_rounds)}
+    of_network = here["platform"], layout.conv, software()
+    of = {"predict": changes.key(*of_network), "round": changes.key(here, layout._asdict(), *of_rounds)}
     return {name: {"digest": digest, "of": of[name]} for name, digest in known.items() if digest}
 
 

@@ -196,7 +196,8 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
             if i not in left:
                 write_json(path / CONFIG, experiment.runs[i].settings.to_dict())
     ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
-    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings) for i in ended}
+    known = provenance.programs(experiment, experiment.layout) if ended else {}
+    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings, known) for i in ended}
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
