@@ -56,6 +56,46 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", cores())
 
 
+class FlagsError(ValueError):
+    """The environment asks JAX or XLA for what they cannot do."""
+
+
+def check_flags() -> None:
+    """Raises FlagsError where XLA would end the process for what the environment says, or take it for something else."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    counts = [
+        ("XLA_FLAGS", found[0], found[1]) for found in re.finditer(r"--xla_force_host_platform_device_count=(\S*)", flags)
+    ]
+    if (text := os.environ.get(name := "JAX_NUM_CPU_DEVICES")) is not None:
+        counts.append((name, text, text))
+    for name, got, number in counts:
+        if not re.fullmatch("0*[1-9][0-9]*", number):
+            raise FlagsError(f"{name}: got {got}, accepted: a whole number of devices >= 1")
+    if flags and (said := _refusal_of_flags()):
+        raise FlagsError(f"XLA_FLAGS: got {flags}, accepted: flags that this version of XLA knows; it says: {said}")
+
+
+def _refusal_of_flags() -> str:
+    """What XLA says as it ends a process for its flags; empty: nothing, or it cannot be tried. A copy of this one tries it."""
+    try:
+        is_alone = len(os.listdir("/proc/self/task")) == 1  # a copy has one thread, and could wait for others forever
+        from jaxlib.xla_client import CompileOptions
+    except (OSError, ImportError):
+        return ""
+    if not is_alone:
+        return ""
+    reading, writing = os.pipe()
+    if (copy := os.fork()) == 0:
+        os.dup2(writing, 2)
+        CompileOptions()
+        os._exit(0)
+    os.close(writing)
+    with open(reading, errors="replace") as file:
+        said = file.read()
+    said = said.partition("] ")[2] or said  # after time and place
+    return (said.partition("\n")[0] or "nothing") if os.waitpid(copy, 0)[1] else ""
+
+
 def keep_programs() -> None:
     """Keeps compiled programs in JAX_COMPILATION_CACHE_DIR, or `~/.cache/fedjax_ssl` where it can be made; empty: nowhere."""
     import jax
@@ -118,7 +158,10 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     status = 0
     try:
         try:
+            check_flags()
             status = main(argv)
+        except FlagsError as error:
+            status = refuse(error)
         except KeyboardInterrupt:
             status = stopped()
         finally:
@@ -152,17 +195,32 @@ def hint(got: str, names: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def refuse(error: Exception | str, status: int = 2) -> int:
-    """Prints what is wrong in one line on standard error; returns the exit status."""
+def status_of(error: Exception | str) -> int:
+    """The exit status for an error that a command found: 1 where a disk, or the system, has failed, else 2."""
+    from fedjax_ssl.experiment.files import failing
+
+    return 1 if isinstance(error, Exception) and failing(error) else 2
+
+
+def refuse(error: Exception | str, status: int | None = None) -> int:
+    """Prints what is wrong in one line on standard error; returns the exit status, by default `status_of` the error."""
     if isinstance(error, BrokenPipeError):  # nothing is wrong: see `ended`
         raise error
-    line = " ".join(str(error).split())
+    status = status_of(error) if status is None else status
+    line = " ".join(str(error).split()) or _without_text(error)
     if len(line) > 500:
         from fedjax_ssl.options import one_line  # takes a second, which a mistyped flag need not wait for
 
         line = one_line(line)
     print(f"error: {line}", file=sys.stderr)
     return status
+
+
+def _without_text(error: Exception | str) -> str:
+    """What there is to say of an exception without text: its type, and where it was raised."""
+    frames = traceback.extract_tb(getattr(error, "__traceback__", None))
+    where = f" raised in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__} without a text{where}"
 
 
 class Config(NamedTuple):
@@ -290,11 +348,15 @@ def _made(path: str, argument: str | None) -> dict[str, Any]:
     try:
         config = get_config() if argument is None else get_config(argument)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"--config: {error if isinstance(error, WRONG_INPUT) else _where(error, file)}") from None
+        has_line = isinstance(error, WRONG_INPUT) and str(error)
+        raise ValueError(f"--config: {error if has_line else _where(error, file)}") from None
     config = config.to_dict() if hasattr(config, "to_dict") else config
     if not isinstance(config, Mapping):
         raise ValueError(f"--config: got a get_config that returns {type(config).__name__}, accepted: a ConfigDict, or a dict")
-    return _plain(config)
+    try:
+        return _plain(config)
+    except RecursionError:
+        raise ValueError(f"--config: got a config that contains itself from {path}, accepted: nested dicts that end") from None
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,11 +366,11 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _where(error: BaseException, file: pathlib.Path) -> str:
-    """An error inside a config file, with the line of it."""
+    """An error inside a config file, with its line and its text, if it has one."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if pathlib.Path(frame.filename) == file.absolute()]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}: {error}"
+    return f"{file}{f', line {line}' if line else ''}: {type(error).__name__}{f': {error}' if str(error) else ''}"
 
 
 def _keys(config: dict[str, Any], prefix: str = "") -> list[str]:

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting, log = command.logging_that_waits(), logging.getLogger("fedjax_ssl")
     waiting.setLevel(logging.WARNING)
-    waiting.addFilter(lambda record: record.name not in SAID)
+    texts = set[str]()
+    waiting.addFilter(lambda record: record.name not in SAID and _is_new(texts, getattr(record, "once", "")))
     try:
         options = _parser().parse_args(argv[1:])
         out = arguments.output("--out", options.out, ".csv", ".npz") if options.out else None
@@ -88,6 +89,13 @@ def main(argv: Sequence[str]) -> int:
     found = {"runs": reports, "all": {name: _over(own) for name, own in beside.items()}}
     print(json.dumps(plain(found), indent=2) if options.json else "\n".join(map(tables.text, _tables(reports, beside))))
     return 0
+
+
+def _is_new(texts: set[str], text: str) -> bool:
+    """Whether a text, which is added, is not among the texts; what is empty always is new."""
+    is_new = text not in texts
+    texts.update(filter(None, [text]))
+    return is_new
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 
 import tqdm
 
-from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment import build, changes, provenance
 from fedjax_ssl.experiment.files import plain
 from fedjax_ssl.experiment.owner import owned
 from fedjax_ssl.experiment.provenance import cores, dataset_digest
 from fedjax_ssl.experiment.report import cells, runs
 from fedjax_ssl.experiment.report.tables import spread
+from fedjax_ssl.experiment.run import RUN
 from fedjax_ssl.experiment.runs import CLIENT_FILES, flattened, identity, runs_of
 from fedjax_ssl.host_memory import free_bytes
 from fedjax_ssl.options import plural
@@ -62,15 +63,16 @@ class Queue:
     """The cells' runs, `jobs` programs at a time, each on a GPU or on its share of the cores.
 
     A cell's runs are in `<folder>/<cell>/<seed>`, and in the program's folder while one runs that cells share. `extra` are
-    further words of `launch.run`; `stop_after` is the round after which runs stop, None: their last one.
+    further words of `launch.run`; `stop_after` is the round after which runs stop, None: their last one. With `overwrite` all
+    of them start anew.
     """
 
     def __init__(
         self, cells: Sequence[Cell], seeds: int, folder: pathlib.Path, extra: Sequence[str], jobs: int, *,
-        stop_after: int | None = None,
+        stop_after: int | None = None, overwrite: bool = False,
     ) -> None:  # fmt: skip
-        self.cells, self.seeds, self.folder = cells, seeds, folder
-        self.extra = [*extra, *([f"--stop_after={stop_after}"] if stop_after else [])]
+        self.cells, self.seeds, self.folder, self._overwrite = cells, seeds, folder, overwrite
+        self.extra = [*extra, *([f"--stop_after={stop_after}"] if stop_after else []), *["--overwrite"] * overwrite]
         self._last = stop_after or math.inf
         self._gpus = gpus()
         self._jobs = max(1, min(jobs or len(self._gpus) or _cpu_jobs(), len(cells)))
@@ -98,7 +100,7 @@ class Queue:
         usual = signal.signal(signal.SIGTERM, signal.default_int_handler)
         with concurrent.futures.ThreadPoolExecutor(self._jobs) as pool, self._bar() as bar:
             try:
-                done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended}
+                done = {cell.name: one for cell in self.cells if (one := self.done(cell)).has_ended and not self._overwrite}
                 left = programs([cell for cell in self.cells if cell.name not in done], self._jobs)
                 waiting = {pool.submit(self._program, one): one for one in left}
                 while True:
@@ -144,6 +146,17 @@ class Queue:
             self._is_stopped = True
             for process in list(self._running):
                 process.send_signal(signal.SIGTERM)
+
+    def changes(self) -> list[str]:
+        """What of the code is not that of the runs that are there, a line for each change; none with `overwrite`."""
+        found: dict[str, dict[pathlib.Path, str]] = {changes.ENDED: {}, changes.GOES_ON: {}}
+        for cell in () if self._overwrite else self.cells:
+            consequence = changes.ENDED if self.done(cell).has_ended else changes.GOES_ON
+            for seed in range(cell.settings.seed, cell.settings.seed + self.seeds):
+                folder = self.folder / cell.name / f"{seed}"
+                with contextlib.suppress(ValueError, OSError):  # a damaged file, which `launch.run` names
+                    found[consequence][folder] = provenance.changed(folder / RUN, cell.settings)
+        return [line for consequence, said in found.items() for line in changes.lines(said, consequence).values()]
 
     def done(self, cell: Cell, error: str = "") -> Done:
         """What a cell's folder holds; `error` is why it has not ended."""

@@ -10,7 +10,6 @@ what the newest checkpoint has.
 
 import argparse
 import contextlib
-import errno
 import functools
 import logging
 import os
@@ -90,22 +89,24 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
         except ValueError as error:
             return command.refuse(error)
         return _run_here(config, options, stop, waiting)
-    from fedjax_ssl.experiment import hosts
+    from fedjax_ssl.experiment import hosts, provenance
 
+    own = ("process_id", "coordinator")  # which processes may say each in its way
+    started = {f"--{name}": value for name, value in vars(options).items() if name not in own} | provenance.software()
     try:
         stop.is_connecting = True
         client = hosts.connected(place)
-        stop.begin()  # from here on processes agree on where they end
     except ValueError as error:
-        stop.is_connecting = False
         return command.refuse(error)
-    return hosts.run(lambda: _run_here(config, options, stop, waiting), client)
+    finally:
+        stop.is_connecting = False
+    return hosts.run(lambda: _run_here(config, options, stop, waiting), client, stop, started)
 
 
 def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate, hosts, run
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
-    from fedjax_ssl.experiment.files import failure
+    from fedjax_ssl.experiment.files import FAILURES, failure
     from fedjax_ssl.experiment.writers import AboveTheBar
     from fedjax_ssl.options import plural
     from fedjax_ssl.simulation import memory
@@ -115,9 +116,11 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
         try:
             experiment, workdir = _accepted(config, options, until_the_end)
         except command.WRONG_INPUT as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                return command.refuse(failure(error, pathlib.Path()), status=1)
-            return command.refuse(error) if is_first() else 2
+            status = command.status_of(error)
+            if not is_first():
+                return status
+            of_disk = isinstance(error, OSError) and error.errno in FAILURES
+            return command.refuse(failure(error, pathlib.Path()) if of_disk else error, status)  # type: ignore[arg-type]
         waiting.setTarget(AboveTheBar())
         waiting.flush()
         waiting.flushLevel = logging.NOTSET  # from here on nothing waits
@@ -153,10 +156,10 @@ def _accepted(
     config: command.Config, options: argparse.Namespace, until_the_end: contextlib.ExitStack
 ) -> tuple[Any, pathlib.Path]:
     """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
-    from fedjax_ssl.experiment import build, extension, hosts, owner, provenance, run
+    from fedjax_ssl.experiment import build, changes, extension, hosts, overwrite, owner, provenance, run
     from fedjax_ssl.experiment.files import plain
     from fedjax_ssl.experiment.layout import Layout
-    from fedjax_ssl.experiment.runs import flattened, identity, runs_of
+    from fedjax_ssl.experiment.runs import PLACES, flattened, identity, runs_of
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
@@ -164,6 +167,8 @@ def _accepted(
         settings = Settings.from_dict(config.tree)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
+        if is_first():
+            run.check_place(workdir, is_several=settings.is_several)
         if is_first() and not options.dry_run:  # before anything there is read
             say = functools.partial(print, file=sys.stderr)
             until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
@@ -176,9 +181,8 @@ def _accepted(
     experiment = hosts.together(lambda: build.build(settings, layout=begun, widths=widths, reads=reads))
 
     def alike() -> dict[str, Any]:
-        here, own = provenance.machine(), identity(flattened(settings.to_dict()))
-        versions = [here[name] for name in (*provenance.PACKAGES, "fedjax_ssl")]
-        return {"config": plain(own), "data": provenance.data_digests(experiment), "versions": versions}
+        files = {f"the file of {group}.name": digest for group, digest in changes.digests(settings).items()}
+        return plain(identity(flattened(settings.to_dict()), PLACES)) | files | {"data": provenance.data_digests(experiment)}
 
     hosts.check_alike(alike)
 
@@ -188,8 +192,10 @@ def _accepted(
         return extension.dependence(build.assembled(before, experiment.layout, provenance.widths(experiment)), experiment)
 
     def opened() -> None:
+        if options.overwrite:
+            overwrite.remove_all(run.folders(experiment, workdir), run.OURS)
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), overwrite=options.overwrite, dependence=dependence)
+            run.open_workdir(folder, own.settings.to_dict(), dependence=dependence)
 
     hosts.together(opened if is_first() and not options.dry_run else lambda: None)
     return experiment, workdir

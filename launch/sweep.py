@@ -35,6 +35,7 @@ from fedjax_ssl.experiment.provenance import git_commit, processor
 from fedjax_ssl.experiment.report import tables
 from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
 from fedjax_ssl.experiment.report.groups import short
+from fedjax_ssl.experiment.run import check_place
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import parse, plural
 
@@ -54,6 +55,7 @@ def main(argv: list[str]) -> int:
             queue = _accepted(argv, until_the_end)
         except command.WRONG_INPUT as error:
             return command.refuse(error)
+        changed = queue.changes()  # before runs go on, and note the files as they are now
         try:
             done = queue.run()
         except KeyboardInterrupt:
@@ -63,6 +65,8 @@ def main(argv: list[str]) -> int:
     for one in done:
         for run in (run for run in one.results if "note" in run):
             print(f"note: {one.cell.label}, seed {run['seed']}: {run['note']}", file=sys.stderr)
+    for line in changed:
+        print(f"note: {line}", file=sys.stderr)
     failed = [one for one in done if one.error and not one.is_stopped]
     for one in failed:
         print(f"{one}: {one.cell.label}: {one.error}", file=sys.stderr)
@@ -97,14 +101,16 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     name = (pathlib.Path(options.file).stem if options.file else "sweep") + "-small" * options.small
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
     name = name if options.file else folder.resolve().name or name
+    check_place(folder, is_several=True)
     until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
     _write(folder, {"name": name, "about": table.about, "x": table.x, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]
     keys = [f"--config.{key}={text}" for key, text in extra.items()]
-    queue = Queue(cells, seeds, folder, keys, options.jobs, stop_after=options.stop_after)
+    queue = Queue(cells, seeds, folder, keys, options.jobs, stop_after=options.stop_after, overwrite=options.overwrite)
     queue.recover()
-    prepare.fetch_missing(cell.settings.data for cell in cells if not queue.done(cell).has_ended)  # here, where it is seen
+    left = (cell for cell in cells if options.overwrite or not queue.done(cell).has_ended)
+    prepare.fetch_missing(cell.settings.data for cell in left)  # here, where it is seen
     return queue
 
 
@@ -241,6 +247,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument(
         "--stop_after", type=arguments.whole(1), help="end each run after so many rounds; the command without it goes on"
     )
+    parser.add_argument("--overwrite", action="store_true", help="run anew what has ended or stopped, too")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
     parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")
     return parser

@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.experiment import increments
 from fedjax_ssl.experiment.files import REMEDY, DamagedError, make_folder, read_json, sync, write_json
+from fedjax_ssl.experiment.overwrite import remove
 from fedjax_ssl.regular import check_below
 from fedjax_ssl.simulation.client_states import OnDisk
 from fedjax_ssl.simulation.distributed import is_key
@@ -50,7 +51,7 @@ class Checkpoints(AbstractContextManager):
         if not read_only:
             make_folder(self.folder)
             for unfinished in filter(is_unfinished, self.folder.iterdir()):
-                shutil.rmtree(unfinished)
+                remove(unfinished)
         alone = ocp.options.MultiprocessingOptions(active_processes={0})  # of several processes
         self._orbax = ocp.Checkpointer(ocp.ArrayCheckpointHandler(), multiprocessing_options=alone)
         self._read_only = read_only
@@ -166,6 +167,14 @@ class Checkpoints(AbstractContextManager):
         found = self.folder.iterdir() if self.folder.exists() else ()
         return [int(path.name) for path in found if path.name.isdecimal() and path.is_dir()]
 
+    def newest_log(self) -> tuple[int, str]:
+        """The newest round with a checkpoint, and the log's digest in its manifest; (0, ""): none, or it is damaged."""
+        try:
+            manifest = read_json(self.folder / f"{max(self.rounds(), default=0)}" / MANIFEST)
+            return int(manifest["round"]), str(manifest["log"])
+        except (OSError, ValueError, KeyError):
+            return 0, ""
+
     def delete_after(self, round: int) -> None:
         """Deletes the checkpoints of rounds after `round`, for good."""
         for newer in [number for number in self.rounds() if number > round]:
@@ -217,7 +226,7 @@ class Checkpoints(AbstractContextManager):
 
     def _delete(self, round: int) -> None:
         """Deletes a checkpoint, of which a kill leaves no half by its name."""
-        shutil.rmtree((self.folder / str(round)).rename(self.folder / f"{round}{UNFINISHED}"))
+        remove((self.folder / str(round)).rename(self.folder / f"{round}{UNFINISHED}"))
 
 
 def _without_orbax_chatter(record: logging.LogRecord) -> bool:

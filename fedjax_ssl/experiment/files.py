@@ -19,6 +19,10 @@ from typing import Any, BinaryIO
 CHECKSUM = "checksum"
 """The key of a checksum, the last one in each row of a log and in each JSON file."""
 REMEDY = "put the file back, or start anew with --overwrite"
+FAILURES = (
+    errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENXIO, errno.ENODEV, errno.ESTALE,
+)  # fmt: skip
+"""Errors for which no input is to blame: a disk that fails or is full, too many open files, a file system that is gone."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF)
 """How file systems and systems answer that cannot sync a folder, or any file."""
 
@@ -37,8 +41,9 @@ class MetricsLog:
     Rounds are 1, 2, 3 ... without gaps, and each row ends with a checksum of its own.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str]):
+    def __init__(self, workdir: str | os.PathLike[str], begins: bytes = b""):
         self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        self.begins = begins  # what a digest is of before the first row: of which run it is
         self._hash: Any = None  # of all lines, once it is known
 
     def append(self, row: Mapping[str, object]) -> None:
@@ -74,7 +79,8 @@ class MetricsLog:
         """A digest of all rows, or of those up to `round`, which tells this log from another run's."""
         if round is None and self._hash is not None:
             return str(self._hash.hexdigest())
-        found = hashlib.blake2b(b"".join(line + b"\n" for line in complete_lines(self.path)[:round]), digest_size=16)
+        lines = (line + b"\n" for line in complete_lines(self.path)[:round])
+        found = hashlib.blake2b(b"".join([self.begins, *lines]), digest_size=16)
         self._hash = found if round is None else self._hash
         return found.hexdigest()
 
@@ -225,6 +231,15 @@ def sync(opened: int | pathlib.Path) -> None:
     except OSError as error:
         if error.errno not in CANNOT_SYNC:
             raise
+
+
+def failing(error: BaseException | None) -> int:
+    """The number of FAILURES that is, or has led to, an error; 0: the input is to blame."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FAILURES:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return 0
 
 
 def failure(error: OSError, folder: pathlib.Path) -> str:

@@ -5,18 +5,21 @@ import itertools
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import tqdm
 from jax._src.distributed import global_state  # JAX has no public name for it; Orbax takes it from here, too
 
+from fedjax_ssl.experiment.files import failing
+from fedjax_ssl.experiment.stop import BEFORE, Stop
 from fedjax_ssl.simulation.distributed import exchanged, meet
 
 LAUNCHERS = "Slurm, Open MPI, Kubernetes and Cloud TPU"
@@ -26,8 +29,9 @@ BACKSTOP = 60  # seconds until it counts as dead for JAX, which ends the others 
 SAID_AFTER, GIVEN_UP_AFTER = 10.0, 300.0  # seconds until a process says that it waits for the others, and until it ends
 AT_ONCE, DAY = 5_000, 24 * 3_600_000
 """Milliseconds for which a process that has failed, or is done, waits for the others to end as well."""
-ALIVE, ENDED = "fedjax_ssl/alive/", "fedjax_ssl/ended"
-"""Keys that all processes can read: the signs of life; who has ended, empty where all have, and with which status."""
+ALIVE, ENDED, STARTED, DIFFERING = (f"fedjax_ssl/{name}" for name in ("alive/", "ended", "started/", "differing"))
+"""Keys that all processes can read: the signs of life; who has ended, empty where all have, and with which status; what each
+was started with; and in what they differ, empty where they are alike."""
 NO_DEVICES = "Unable to initialize backend"  # JAX's words
 GOES_ON = "the same command goes on from the newest checkpoint"
 Result = TypeVar("Result")
@@ -62,16 +66,25 @@ def connected(place: Mapping[str, Any] | None) -> Any:
     return global_state.client
 
 
-def run(work: Callable[[], int], client: Any) -> int:
-    """The exit status of `work` in process 0, in all processes: they end together, or the first one that fails ends all."""
-    watch = threading.Thread(target=_watch, args=(client,), daemon=True)
+def run(work: Callable[[], int], client: Any, stop: Stop, started: Mapping[str, Any]) -> int:
+    """The exit status of `work` in process 0, in all processes: they end together, or the first one that fails ends all.
+
+    With status 2, before a device is used, where they were not `started` with the same arguments and software.
+    """
+    watch = threading.Thread(target=_watch, args=(client, stop), daemon=True)
     watch.start()
     try:
-        meet()
-        status = work()
+        if differing := _differing_start(client, started):
+            status = 2
+            if global_state.process_id == 0:
+                _say(f"error: {differing}")
+        else:
+            meet()
+            status = work()
+    except KeyboardInterrupt:  # before the rounds began
+        _end_at(stop.signal or signal.SIGINT, client)
     except Exception as error:
-        if isinstance(error, jax.errors.JaxRuntimeError):  # as where another process has died, which `_watch` is about to find
-            time.sleep(DEAD_AFTER + 4 * BEAT)
+        _wait_for_signs(client)
         if NO_DEVICES in str(error):
             _say(f"error: {name()}: {' '.join(str(error).split())}")
         else:
@@ -93,34 +106,81 @@ def together(work: Callable[[], Result]) -> Result:
     """What `work` returns, once it has in all processes; ValueError, in all of them, where the input of any is wrong."""
     if jax.process_count() == 1:
         return work()
-    result, error = None, ""
+    result, error = None, ("", 0)
     try:
         result = work()
     except (ValueError, OSError) as wrong:
-        error = str(wrong)
+        error = (str(wrong) or repr(wrong), failing(wrong))
     errors = exchanged(error)
-    for number, text in enumerate(errors):
+    for number, (text, code) in enumerate(errors):
         if text:
-            raise ValueError(text if errors == [text] * len(errors) or number == 0 else f"process {number}: {text}")
+            said = text if errors == [errors[0]] * len(errors) or number == 0 else f"process {number}: {text}"
+            raise ValueError(said) from OSError(code, os.strerror(code)) if code else None
     return result  # type: ignore[return-value]
 
 
 def check_alike(what: Callable[[], dict[str, Any]]) -> None:
     """Raises ValueError where something of `what`, by its name, is not the same in all processes."""
-    first, *others = exchanged(what() if jax.process_count() > 1 else {})
+    if differing := _differing(exchanged(what() if jax.process_count() > 1 else {})):
+        raise ValueError(differing)
+
+
+def _differing(values: Sequence[Mapping[str, Any]]) -> str:
+    """The first process whose values are not those of process 0, and those that differ; empty: there is none."""
+    first, *others = values
     for number, other in enumerate(others, start=1):
-        if differing := [name for name, value in first.items() if other[name] != value]:
-            raise ValueError(
-                f"--distributed: process {number} has other {' and '.join(differing)} than process 0, accepted: the same"
+        names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+        if names:
+            shown = (
+                f"{name} is {first.get(name)!r} in process 0 and {other.get(name)!r} in process {number}" for name in names
             )
+            return f"--distributed: got processes that differ, accepted: the same in all: {', '.join(shown)}"
+    return ""
 
 
-def _watch(client: Any) -> None:
-    """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none."""
+def _differing_start(client: Any, started: Mapping[str, Any]) -> str:
+    """In what processes were started differently, as `_differing` says it; asks the service alone, and no device."""
+    number, wait = global_state.process_id, DAY  # `_watch` ends the wait for a process that has died
+    client.key_value_set(f"{STARTED}{number}", json.dumps(started))
+    if number == 0:
+        keys = [f"{STARTED}{other}" for other in range(global_state.num_processes)]
+        client.key_value_set(DIFFERING, _differing([json.loads(client.blocking_key_value_get(key, wait)) for key in keys]))
+    return str(client.blocking_key_value_get(DIFFERING, wait))
+
+
+def _wait_for_signs(client: Any) -> None:
+    """Returns once all other processes have given a new sign of life: then an error is this one's own.
+
+    Whatever the exchange with a process that has died raises, `_watch` finds it meanwhile, says its name, and ends this one.
+    """
+    deadline = time.monotonic() + DEAD_AFTER + 4 * BEAT
+    others = [f"{ALIVE}{number}" for number in range(global_state.num_processes) if number != global_state.process_id]
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has died
+        before = dict(client.key_value_dir_get(ALIVE))
+        while time.monotonic() < deadline:
+            now = dict(client.key_value_dir_get(ALIVE))
+            if all(now.get(key) != before.get(key) for key in others):
+                return
+            time.sleep(BEAT / 8)
+    time.sleep(max(0, deadline - time.monotonic()))
+
+
+def _watch(client: Any, stop: Stop) -> None:
+    """Gives signs of life, and ends this process once another has ended; process 0 looks for those that give none.
+
+    It also ends all at a signal before the rounds, where the main thread waits in XLA and does not get it.
+    """
     seen: dict[str, tuple[str, int]] = {}
+    was_signaled = False
     # What process 0 knows of a process until its first sign of life.
     silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(global_state.num_processes)}
     for beat in itertools.count():
+        if stop.signal is None or stop.has_begun:
+            was_signaled = False
+        elif was_signaled:  # at the last look already
+            _end_at(stop.signal, client)
+        else:
+            was_signaled = True
         try:
             client.key_value_set(f"{ALIVE}{global_state.process_id}", f"{name()} {beat}", allow_overwrite=True)
             whose, status = json.loads(client.blocking_key_value_get(ENDED, int(1000 * BEAT)))
@@ -150,6 +210,13 @@ def _dead(signs: dict[str, str], seen: dict[str, tuple[str, int]]) -> str:
         if seen[key][1] * BEAT > DEAD_AFTER:
             return sign.rpartition(" ")[0]
     return ""
+
+
+def _end_at(number: int, client: Any) -> None:
+    """Ends this process and the others at a signal before the rounds, when there is nothing to save."""
+    if global_state.process_id == 0:  # which also says who has ended
+        _say(BEFORE)
+    _end_all(client, 128 + number)
 
 
 def _end_all(client: Any, status: int) -> None:

@@ -7,12 +7,12 @@ import pathlib
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.experiment import provenance
+from fedjax_ssl.experiment import changes, provenance
 from fedjax_ssl.experiment.build import build, profiles_of
 from fedjax_ssl.experiment.checkpoint import Checkpoints
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.files import read_json
-from fedjax_ssl.experiment.run import CONFIG, RUN
+from fedjax_ssl.experiment.files import complete_lines, read_json
+from fedjax_ssl.experiment.run import CONFIG, RUN, check_same_run, log_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.simulation.round import RunState
@@ -42,6 +42,7 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     if dataset is None and settings.data.name in IN_MEMORY and not (settings.data.path or path):
         got = f"got {settings.data.name}, which were in memory"
         raise ValueError(f"data.name: {got}, accepted: fedjax_ssl.load({str(workdir)!r}, dataset=...) with the same data")
+    provenance.check_began(folder / RUN, settings)
     moved = {key: value for key, value in (("data_dir", data_dir), ("path", path)) if value}
     settings = settings.model_copy(update={"data": settings.data.model_copy(update=moved)})
     noted = read_json(folder / RUN) if (folder / RUN).exists() else {}
@@ -70,6 +71,10 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
         found = checkpoints.restore(experiment.simulator.template())
     if found is None:
         raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
+    if len(complete_lines((log := log_of(folder)).path)) >= found[0]:  # else it is gone, and the checkpoint alone counts
+        check_same_run(log, found[0], checkpoints.log)
+    known = provenance.programs(experiment, experiment.layout)
+    changes.warn({folder: provenance.changed(folder / RUN, settings, known)}, changes.LOADED)
     return experiment, found[1]
 
 

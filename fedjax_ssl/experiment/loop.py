@@ -26,9 +26,9 @@ def rounds(
     Where the last state is not saved yet, it comes once more, with no rows. It ends early where all runs have diverged. `begun`
     is that of process 0, which tells the others, or tells them None: there is nothing to do.
     """
-    stop.begin()
     settings, simulator = experiment.settings, experiment.simulator
     found = exchanged(begun and {"done": begun.done, "last": begun.last})[0]
+    stop.begin()  # until then a signal ends at once what waits for other processes
     if found is None:
         return
     done, last = found["done"], found["last"]

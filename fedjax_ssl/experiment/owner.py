@@ -82,8 +82,8 @@ def owned(folders: Sequence[pathlib.Path], say: Say = _log.info) -> Iterator[Non
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[bool]:
     """Holds the lock of a folder, which is made; False: its file system has none."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]  # a long name is an error already here
         handle = _lock(folder)
     except BlockingIOError:
         raise _refused(folder) from None

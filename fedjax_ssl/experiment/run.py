@@ -4,12 +4,11 @@ import itertools
 import logging
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
-from fedjax_ssl.experiment import loop, provenance
+from fedjax_ssl.experiment import changes, loop, provenance
 from fedjax_ssl.experiment.checkpoint import Checkpoints, is_unfinished
 from fedjax_ssl.experiment.clients import CLIENTS, ClientsLog
 from fedjax_ssl.experiment.divergence import REASON, DivergedError
@@ -30,7 +29,7 @@ from fedjax_ssl.simulation.round import RunState
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 EVALUATION = "evaluation.json"  # of `launch.evaluate --save`
-FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS)
+FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS, changes.REGISTERED)
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db", *FOLDERS)
 WRITTEN_ANEW = "%s is damaged, and is written anew from the log"
 _log = logging.getLogger(__name__)
@@ -49,10 +48,9 @@ def open_workdir(
     workdir: pathlib.Path,
     config: Mapping[str, Any],
     *,
-    overwrite: bool,
     dependence: Callable[[int], str] | None = None,
 ) -> None:
-    """Makes a run's folder with its config, or checks the config that is there; `overwrite` first removes an earlier run.
+    """Makes a run's folder with its config, or checks the config that is there.
 
     A key that the folder's config lacks counts with its default, except one of `method` or `model`. Raises ValueError with the
     keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
@@ -60,11 +58,6 @@ def open_workdir(
     where nothing does. `run` then writes the new config, once the folder's other files and the data are accepted, too.
     """
     with owned([workdir]):
-        for path in (workdir / name for name in OURS if overwrite):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
         _check_kinds(workdir)
         for folder in (workdir, workdir / CLIENTS):
             remove_unfinished(folder)
@@ -76,6 +69,17 @@ def open_workdir(
             _check_config(path, config, dependence)
         else:
             write_json(path, config)
+
+
+def check_place(workdir: pathlib.Path, *, is_several: bool) -> None:
+    """Raises ValueError where a folder for several runs is one run's own, or a folder for one run holds several."""
+    if is_several and (workdir / CONFIG).exists():
+        raise ValueError(
+            f"--workdir: got {workdir} for several runs, which is the folder of a single run, accepted: another one"
+        )
+    inside = () if is_several else (path.parent for path in workdir.glob(f"*/{CONFIG}") if (path.parent / RUN).exists())
+    if found := min(inside, default=None):
+        raise ValueError(f"--workdir: got {workdir} for a single run, which holds the run {found.name}, accepted: another one")
 
 
 def _check_kinds(workdir: pathlib.Path) -> None:
@@ -183,21 +187,26 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
     with _refusing():
         for i, path in enumerate(paths):
+            provenance.check_began(path / RUN, experiment.runs[i].settings)
             if i not in left:
-                _check_finished(path, rounds)
+                _check_finished(path, experiment.runs[i].settings)
             diverged(path)
         provenance.check_data([path / RUN for path in paths], experiment)
         provenance.check_widths([paths[i] / RUN for i in left], experiment)
         for i, path in enumerate(paths):
             if i not in left:
                 write_json(path / CONFIG, experiment.runs[i].settings.to_dict())
+    ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
+    known = provenance.programs(experiment, experiment.layout) if ended else {}
+    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings, known) for i in ended}
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
-            opened = [_Folder(p, MetricsLog(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
+            opened = [_Folder(p, log_of(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
             _go_on(some, opened, stop, end, command)
     else:
         exchanged(None)  # other processes wait for what `loop.rounds` tells them
+    changes.warn(of_ended, changes.ENDED)
     if all(is_finished(path, rounds) for path in paths):
         _log.info("%s done, results in %s", "the round is" if rounds == 1 else f"all {rounds} rounds are", workdir)
     reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
@@ -213,9 +222,12 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     with _refusing():
         provenance.warn_of_changes(run_files, layout)
         begun = _restore(experiment, opened)
-    provenance.write(run_files, experiment, layout, command)
+    watch = provenance.Programs(experiment, run_files)
+    watch.compare(layout)
+    provenance.write(run_files, experiment, layout, command, watch.known)
     for own, folder in zip(experiment.runs, opened, strict=True):
         write_json(folder.path / CONFIG, own.settings.to_dict())
+        folder.log.begins = provenance.begins(folder.path / RUN)
     if done := begun.done:
         _log.info("going on after round %d", done)
     rounds = loop.rounds(experiment, begun, stop, end)
@@ -228,9 +240,10 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             with _refusing():
                 for folder in opened:
                     check_owned(folder.path)
-            if (now := layout.after(experiment.simulator.execution)) != layout:
+            if (now := layout.after(experiment.simulator.execution)) != layout or watch.is_waiting:
                 layout = now
-                provenance.write(run_files, experiment, layout, command)
+                watch.compare(layout)
+                provenance.write(run_files, experiment, layout, command, watch.known)
             for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
                 of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:
@@ -255,6 +268,11 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
 
 
+def log_of(folder: pathlib.Path) -> MetricsLog:
+    """The log of the run in a folder, whose digest tells that it is this run's."""
+    return MetricsLog(folder, provenance.begins(folder / RUN))
+
+
 def _mend_summary(settings: Settings, folder: pathlib.Path, experiment: Experiment) -> None:
     """Writes a damaged summary anew from a log of all rounds, where there is no checkpoint from which the run could do so."""
     with Checkpoints(folder, read_only=True) as checkpoints:
@@ -268,11 +286,14 @@ def _has_damaged_summary(folder: pathlib.Path) -> bool:
     return (folder / SUMMARY).exists() and not is_finished(folder, 1)
 
 
-def _check_finished(folder: pathlib.Path, rounds: int) -> None:
-    """Raises ValueError where a finished run's files are damaged, or its summary is another run's than its log."""
-    last, end = _whole_log(folder, rounds)[-1], read_json(folder / SUMMARY)
+def _check_finished(folder: pathlib.Path, settings: Settings) -> None:
+    """Raises ValueError where a finished run's files are damaged, or summary, log and checkpoints are of several runs."""
+    last, end = _whole_log(folder, settings.rounds)[-1], read_json(folder / SUMMARY)
     read_json(folder / RUN)
-    if [last.get(key) for key in TOTALS] != [end.get(key) for key in TOTALS]:
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        check_same_run(log_of(folder), *checkpoints.newest_log())
+    ours = {key: last.get(key) for key in TOTALS} | {"seed": settings.seed, "method": settings.method["name"]}
+    if any(end.get(key) != value for key, value in ours.items()):
         raise ValueError(f"{folder / SUMMARY} is not the summary of the log beside it: {REMEDY}")
 
 
@@ -358,5 +379,11 @@ def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
             _log.warning("%s has no checkpoint: it begins anew", folder.path)
     elif rows < done:
         raise ValueError(f"{folder.log.path} has {plural(rows, 'round')} up to the checkpoint's {done}: {REMEDY}")
-    elif folder.checkpoints.log not in ("", folder.log.digest(done)):
-        raise ValueError(f"{folder.log.path} is not the log of the run whose checkpoints lie beside it: {REMEDY}")
+    check_same_run(folder.log, done, folder.checkpoints.log)
+
+
+def check_same_run(log: MetricsLog, round: int, digest: str) -> None:
+    """Raises ValueError where a checkpoint with a log's digest, empty: none, is of another run than the log or the folder."""
+    if digest not in ("", log.digest(round)):
+        or_both = "or both are of another config or other data than config.json and run.json beside them"
+        raise ValueError(f"{log.path} is not the log of the run whose checkpoints lie beside it, {or_both}: {REMEDY}")

@@ -13,9 +13,10 @@ GROUPS = ("client", "server", "method", "data")
 SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
 """Numbers that switch a part of the program off where they are 0, so that a program of several values takes none that is 0."""
 
-ELSEWHERE = ("data.data_dir", "data.path", "data.download", "log_to", "client.on_nonfinite")
-"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it. The
-data's digest is in `run.json`."""
+PLACES = ("data.data_dir", "data.path", "data.download")
+"""Keys of where data lie, which may differ between the processes of a run; the data's digest is in `run.json`."""
+ELSEWHERE = (*PLACES, "log_to", "client.on_nonfinite")
+"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it."""
 CLIENT_FILES = ("system.file", "system.trace")
 """Files of clients' devices and windows, which count as data: the digest has what is in them, wherever they lie."""
 
@@ -75,14 +76,14 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, objec
     return flat
 
 
-def identity(config: dict[str, Any]) -> dict[str, Any]:
+def identity(config: dict[str, Any], without: Sequence[str] = ELSEWHERE) -> dict[str, Any]:
     """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
     files = {key: "a file" for key in CLIENT_FILES if config.get(key) not in (None, "", "diurnal")}
     about, keys = known(str(config.get("data.name"))), ("data.weak", "data.strong", "data.labeled")
     if about and about.kind != "text_features":  # else `default` is of the data
         views = names(str(config["data.name"]), *(str(config.get(key, "default")) for key in keys))
         config = config | dict(zip(keys, views, strict=True))
-    return {key: value for key, value in (config | files).items() if key not in ELSEWHERE}
+    return {key: value for key, value in (config | files).items() if key not in without}
 
 
 def replaced(tree: Any, path: Sequence[str], value: object) -> Any:

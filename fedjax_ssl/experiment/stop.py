@@ -28,8 +28,8 @@ class Stop:
     is_connecting = False  # whether one ends the process, as what waits for other processes does not let Python in
 
     def begin(self) -> None:
-        """Call it as rounds begin, after which there is something to save, and as several processes are connected."""
-        self.has_begun, self.is_connecting = True, False
+        """Call it as rounds begin, after which there is something to save, and all processes agree on where they end."""
+        self.has_begun = True
 
     def agreed(self) -> bool:
         """Whether any process has a signal, which then all have. All processes have to ask at the same point."""

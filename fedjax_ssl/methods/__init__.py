@@ -8,6 +8,7 @@ Where a docstring does not say otherwise, the client state is the state of the l
 import inspect
 from collections.abc import Callable
 
+from fedjax_ssl import origins
 from fedjax_ssl.method import Method
 from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
@@ -50,6 +51,7 @@ def register_method(name: str, factory: Callable[..., Method]) -> None:
         raise ValueError(f"register_method: got {name!r}, a factory without the arguments {', '.join(missing)}")
     if not isinstance(parameters["options"].default, Options):
         raise ValueError(f"register_method: got {name!r}, whose `options` have no default that is a fedjax_ssl.Options")
+    origins.note("method", name, factory)
     METHODS[name] = factory
 
 

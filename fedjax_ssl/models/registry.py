@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pydantic
 from flax import linen as nn
 
+from fedjax_ssl import origins
 from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.layers import DTYPES, Conv
@@ -62,6 +63,7 @@ def register_model(name: str, module: type[nn.Module], *, image_size: int = 0, f
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_model: got the name {name!r}, accepted: a new name of letters, digits and underscores")
     _options_class(_checked(module))
+    origins.note("model", name, module)
     MODELS[name] = Model(module, image_size, features)
 
 

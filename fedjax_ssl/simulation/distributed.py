@@ -84,7 +84,10 @@ def largest(number: int) -> int:
 
 def _gathered(x: np.ndarray | np.generic) -> np.ndarray:
     """The arrays of all processes, which have one shape, along a new first axis."""
-    return np.asarray(jax.block_until_ready(_everywhere(_rows(x))))[_firsts()]
+    try:
+        return np.asarray(jax.block_until_ready(_everywhere(_rows(x))))[_firsts()]
+    except ValueError as error:  # Gloo's, where another process has died; a ValueError would be taken for wrong input
+        raise RuntimeError(f"nothing came from another process: {error}") from error
 
 
 def _rows(x: np.ndarray | np.generic) -> jax.Array:

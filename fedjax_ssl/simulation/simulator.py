@@ -137,6 +137,11 @@ class Simulator:
         return self._discarded_s + sum(p.compile_s for p in (self._initialize, self._round, self._recorded, self._evaluate))
 
     @property
+    def digest(self) -> str:
+        """A digest of a round's program, with or without clients recorded; empty before round 1."""
+        return self._round.digest or self._recorded.digest
+
+    @property
     def memory_bytes(self) -> int:
         """Device memory of a round, data and states included; 0 before round 1."""
         return self._round.memory_bytes()[0]

@@ -120,9 +120,13 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
     missing = "--config.data.path=/nowhere.npz"
     assert refusal("--config.data.name=npz", missing, own=()).startswith("error: data.path=/nowhere.npz")
     assert "process 1: data.path" in refusal(own=([], ["--config.data.name=npz", missing]))
-    assert "process 1 has other config than process 0" in refusal(own=([], ["--config.client.epochs=2"]))
-    other = (["--config.data.name=synthetic"], ["--config.data.name=digits"])
-    assert "process 1 has other config and data than process 0" in refusal(own=other)
+    assert "client.epochs is 1 in process 0 and 2 in process 1" in refusal(own=([], ["--config.client.epochs=2"]))
+    said = refusal(own=(["--config.client.on_nonfinite=stop"], ["--config.data.name=digits"]))
+    for key in ("client.on_nonfinite is 'stop' in process 0 and 'skip'", "data.name is 'synthetic' in", "data is ['"):
+        assert key in said
+    said = refusal("--stop_after=3", own=(["--dry_run"], ["--overwrite", "--stop_after=5"]))
+    for key in ("--dry_run is True in process 0 and False", "--overwrite is False in", "--stop_after is 3 in process 0 and 5"):
+        assert key in said
 
 
 @pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGTERM])
@@ -161,7 +165,7 @@ def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_li
         jobs[0].send_signal(number)
     first, second = hosts.ended(jobs)
     assert (first.status, second.status) == ((128 + number, 128 + number) if number else (1, 9))
-    assert ("stopped after round 0 of" if number else "process 1 has died") in first.stderr
+    assert (BEFORE if number else "process 1 has died") in first.stderr
     assert "Traceback" not in first.stderr + second.stderr
     assert first.stderr.count("\n") <= 3
 
@@ -190,7 +194,7 @@ def test_a_process_that_dies_or_fails_or_gets_a_signal_as_devices_start_ends_all
     assert time.monotonic() - began < 90
     statuses = {"dies": (1, 9), "fails": (1, 1), "signal": (143, 143)}
     assert (first.status, second.status) == statuses[case], (first, second)
-    said = {"dies": "process 1 has died", "fails": "has ended with status 1", "signal": "stopped after round 0 of"}
+    said = {"dies": "process 1 has died", "fails": "has ended with status 1", "signal": BEFORE}
     assert said[case] in first.stderr
     assert "Traceback" not in first.stderr
     assert first.stderr.count("\n") <= 2
@@ -235,6 +239,72 @@ def test_all_devices_share_the_clients_of_several_processes(monkeypatch):
     found = layout.resolve(Settings.from_dict({"cohort_size": 3, "data": {"num_clients": 3}}), Requires())
     assert (found.strategy, found.devices, found.runs_at_once) == ("sharded", 4, 1)
     assert not found.execution(Settings()).auto_chunk
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_that_waits_for_another_one_before_the_rounds_ends_all_at_a_signal(tmp_path, config, monkeypatch, process):
+    """The main thread waits in XLA, which does not let Python in; process 1 never comes."""
+    run_at_start(
+        monkeypatch,
+        tmp_path,
+        "import sys, time\nif '--process_id=1' in sys.orig_argv:\n    from fedjax_ssl.experiment import build\n"
+        "    build.build = lambda *args, **options: (print('waits', flush=True), time.sleep(600))\n",
+    )
+    jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
+    assert "waits\n" in jobs[1].stdout  # after what Gloo says
+    time.sleep(2)
+    began = time.monotonic()
+    jobs[process].send_signal(signal.SIGTERM)
+    first, second = hosts.ended(jobs)
+    assert time.monotonic() - began < 20
+    assert (first.status, second.status) == (143, 143), (first, second)
+    assert (BEFORE if process == 0 else "has ended with status 143") in first.stderr
+    assert (first.stderr.count("\n"), second.stderr) == (1, "")
+
+
+IN_0, IN_2 = "in process 0 and", "in process 2"
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "said"),
+    [
+        ({"a": 1}, {"a": 1}, ""),
+        ({"a": 1, "b": 0, "c": 4}, {"a": 2, "b": 0, "c": 3}, f"a is 1 {IN_0} 2 {IN_2}, c is 4 {IN_0} 3 {IN_2}"),
+        ({"a": 1}, {}, f"a is 1 {IN_0} None {IN_2}"),
+        ({}, {"a": 1}, f"a is None {IN_0} 1 {IN_2}"),
+    ],
+)
+def test_the_first_process_that_differs_is_named_with_all_that_does(first, other, said):
+    assert package._differing([first, first, other]).rpartition("same in all: ")[2] == said
+
+
+class Service:
+    """JAX's client, with the signs of life that are left to come."""
+
+    def __init__(self, *signs):
+        self.signs, self.looks = list(signs), 0
+
+    def key_value_dir_get(self, key):
+        self.looks += 1
+        if not self.signs:
+            raise jax.errors.JaxRuntimeError("gone")
+        return [(f"{key}{number}", sign) for number, sign in enumerate(self.signs.pop(0))]
+
+
+def test_after_an_error_a_process_waits_until_all_others_have_given_a_sign_of_life(monkeypatch):
+    """One that has died gives none, and is found and named meanwhile, whatever the error is."""
+    monkeypatch.setattr(package.global_state, "num_processes", 3)
+    monkeypatch.setattr(package, "BEAT", 0.01)
+    monkeypatch.setattr(package, "DEAD_AFTER", 0.3)
+    for signs in ([("a1", "b1", "c1"), ("a2", "b1", "c1"), ("a2", "b2", "c1"), ("a2", "b2", "c2"), ("never", "read", "")],):
+        service = Service(*signs)
+        package._wait_for_signs(service)
+        assert service.looks == 4
+    for service in (Service(*[("a", "b", "c")] * 2, *[("a", "b2", "c")] * 1000), Service(("a", "b", "c"))):
+        began = time.monotonic()
+        package._wait_for_signs(service)
+        assert time.monotonic() - began >= 0.3
 
 
 def test_a_process_is_dead_once_its_sign_of_life_stays_the_same():

@@ -108,7 +108,7 @@ def damage_checkpoint(folder):
             unknown_method,
             ["method.name: got mine", "small.py, the config file that registers it", "fedjax_ssl.register_method('mine', ...)"],
         ),
-        (other_seed, ["another split"]),
+        (other_seed, ["run.json is another run's: seed is 0 there and 5 in config.json"]),
         (in_memory, ["data.name: got arrays", "dataset=..."]),
         (damage_checkpoint, ["is corrupt"]),
     ],

@@ -137,7 +137,7 @@ def whole(request, own_methods, tmp_path_factory):
 
 def go(experiment, workdir):
     for own, folder in zip(experiment.runs, folders(experiment, workdir), strict=True):
-        open_workdir(folder, own.settings.to_dict(), overwrite=False)
+        open_workdir(folder, own.settings.to_dict())
     run(experiment, workdir, Stop())
 
 

@@ -56,7 +56,7 @@ def runs(request, tmp_path_factory):
     whole, parts = folder / "whole", folder / "parts"
     experiment = build(given)
     for workdir, last in ((whole, None), (parts, 2), (parts, None)):
-        open_workdir(workdir, given, overwrite=False)
+        open_workdir(workdir, given)
         run(experiment, workdir, Stop(), stop_after=last)
         if last:
             assert restored(experiment, workdir)[0] == last
@@ -91,19 +91,19 @@ ELSE = dict(zip(ELSEWHERE, ("/there", "x", False, "mlflow", "stop"), strict=True
 
 def test_where_data_lie_and_metrics_go_makes_no_other_experiment(tmp_path):
     config = Settings.from_dict(tiny.config("fedavg")).to_dict()
-    open_workdir(tmp_path, config, overwrite=False)
+    open_workdir(tmp_path, config)
     for key, value in ELSE.items():
         assert flattened(config)[key] != value
-        open_workdir(tmp_path, replaced(config, key.split("."), value), overwrite=False)
+        open_workdir(tmp_path, replaced(config, key.split("."), value))
     with pytest.raises(ValueError, match=r"data\.alpha is 0\.3 there and 0\.7 here"):
-        open_workdir(tmp_path, replaced(config, ["data", "alpha"], 0.7), overwrite=False)
+        open_workdir(tmp_path, replaced(config, ["data", "alpha"], 0.7))
 
 
 def test_a_run_of_a_version_without_a_key_goes_on_at_the_keys_default(tmp_path):
     config = Settings.from_dict(tiny.config("fedavg")).to_dict()
     older = {**config, "execution": {key: value for key, value in config["execution"].items() if key != "precision"}}
-    open_workdir(tmp_path, older, overwrite=False)
+    open_workdir(tmp_path, older)
     changed = {**config, "execution": {**config["execution"], "precision": "float32"}}
     with pytest.raises(ValueError, match=r"execution\.precision is 'default' there and 'float32' here"):
-        open_workdir(tmp_path, changed, overwrite=False)
-    open_workdir(tmp_path, config, overwrite=False)
+        open_workdir(tmp_path, changed)
+    open_workdir(tmp_path, config)

@@ -42,7 +42,7 @@ def go(given, workdir, stop_after=None, stop=None):
     layout, widths = noted(workdir, [run.name for run in runs_of(settings)], settings.rounds)
     experiment = build(settings, layout=layout, widths=widths)
     for run, folder in zip(experiment.runs, folders(experiment, workdir), strict=True):
-        open_workdir(folder, run.settings.to_dict(), overwrite=False)
+        open_workdir(folder, run.settings.to_dict())
     run_module.run(experiment, workdir, stop or Stop(), stop_after=stop_after)
     return experiment
 

@@ -1,13 +1,17 @@
 """A run's command on a folder whose files a disk or a hand has changed: one line and status 2, and nothing more is lost."""
 
+import errno
 import os
 import pathlib
 import shutil
 
 import pytest
 
+import fedjax_ssl
 from fedjax_ssl.experiment import run as run_module
-from fedjax_ssl.experiment.files import MetricsLog, write_json
+from fedjax_ssl.experiment.files import MetricsLog, read_json, write_json
+from fedjax_ssl.experiment.overwrite import remove, remove_all
+from tests.data.common import message_of
 from tests.experiment.commands import content, launch, refused, rows, succeeded
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
@@ -132,10 +136,57 @@ def test_what_is_a_folder_and_no_file_or_the_other_way_round_is_said(tmp_path, n
     is_folder = name in run_module.FOLDERS
     (tmp_path / name).touch() if is_folder else (tmp_path / name).mkdir()
     with pytest.raises(ValueError, match=f"{name} is {'no' if is_folder else 'a'} folder, unlike a run's"):
-        run_module.open_workdir(tmp_path, {}, overwrite=False)
+        run_module.open_workdir(tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == [name]
-    run_module.open_workdir(tmp_path, {}, overwrite=True)
+    remove_all([tmp_path], run_module.OURS)
+    run_module.open_workdir(tmp_path, {})
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_overwrite_unlinks_a_link_and_leaves_alone_what_it_leads_to(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    for name in ("checkpoints", "tensorboard", "metrics.jsonl"):
+        (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(tmp_path / name)
+    (tmp_path / "checkpoints" / "2").rename(tmp_path / "2")  # a checkpoint on another disk
+    (tmp_path / "checkpoints" / "2").symlink_to(tmp_path / "2")
+    before = {name: content(tmp_path / name) for name in ("checkpoints", "tensorboard", "2")}
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    succeeded(config, f"--workdir={folder}", "--overwrite")
+    assert rows(folder) == rows(runs / "finished")
+    assert {name: content(tmp_path / name) for name in before} == before
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
+    assert not any(path.is_symlink() or path.name.startswith("overwritten") for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("call", ["access", "rename"])
+def test_where_overwrite_cannot_remove_one_thing_of_any_run_nothing_is_lost(tmp_path, monkeypatch, call):
+    """Such as a folder without the right to change it, or one that another disk is mounted on."""
+    folders = [tmp_path / name for name in "01"]
+    for folder in folders:
+        (folder / "checkpoints" / "4").mkdir(parents=True)
+        for name in ("config.json", "checkpoints/4/state", "notes.txt"):
+            (folder / name).write_text(name)
+    before = content(tmp_path)
+    last, usual = str(folders[1] / "checkpoints"), getattr(os, call)
+
+    def failing(path, *others, **options):
+        if call == "access" and str(path) == f"{last}/4":
+            return False
+        if call == "rename" and str(path) == last:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        return usual(path, *others, **options)
+
+    monkeypatch.setattr(os, call, failing)
+    with pytest.raises(ValueError, match=f"^--overwrite: {last} cannot be removed .*; nothing was removed$"):
+        remove_all(folders, run_module.OURS)
+    assert content(tmp_path) == before
+    assert {path.name for folder in folders for path in folder.iterdir()} == {"checkpoints", "config.json", "notes.txt"}
+    monkeypatch.undo()
+    (folders[0] / "overwritten.0123456789abcdef").mkdir()  # as a kill leaves it
+    (folders[0] / "overwritten.by-me").mkdir()
+    remove_all(folders, run_module.OURS)
+    assert {path.name for folder in folders for path in folder.iterdir()} == {"notes.txt", "overwritten.by-me"}
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "checkpoints", "checkpoints/4", "checkpoints/7.tmp"])
@@ -143,7 +194,7 @@ def test_a_link_to_nowhere_or_a_file_among_checkpoints_is_said(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).touch() if "/" in name else (tmp_path / name).symlink_to("nowhere")
     with pytest.raises(ValueError, match=f"{name} is no folder, unlike a run's"):
-        run_module.open_workdir(tmp_path, {}, overwrite=False)
+        run_module.open_workdir(tmp_path, {})
 
 
 def test_what_is_a_users_own_among_checkpoints_is_in_nobodys_way(tmp_path, config, runs):
@@ -162,7 +213,7 @@ def test_what_killed_writes_leave_is_removed_and_nothing_else(tmp_path):
     others = [".mine.tmp", "0123456789abcdef.tmp", ".owner"]
     for name in (*left, *others):
         (tmp_path / name).touch()
-    run_module.open_workdir(tmp_path, {}, overwrite=False)
+    run_module.open_workdir(tmp_path, {})
     assert {path.name for path in content(tmp_path)} == {*others, "config.json"}
 
 
@@ -170,7 +221,42 @@ def test_a_log_of_another_finished_run_of_the_same_config_is_one_line(tmp_path, 
     folder, another = (shutil.copytree(runs / name, tmp_path / name) for name in ("finished", "another"))
     succeeded(config, f"--workdir={another}")
     shutil.copy(another / "metrics.jsonl", folder)
+    assert "is not the log of the run whose checkpoints lie beside it" in refused(config, f"--workdir={folder}")
+    shutil.rmtree(folder / "checkpoints")  # which a finished run need not have
     assert "summary.json is not the summary of the log beside it: put" in refused(config, f"--workdir={folder}")
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_log_and_checkpoints_of_a_run_of_another_config_are_refused_also_where_they_fit_together(tmp_path, config, runs, state):
+    another = tmp_path / "another"
+    words = [] if state == "finished" else ["--stop_after=4"]
+    succeeded(config, f"--workdir={another}", "--config.client.optimizer.learning_rate=0.5", *words)
+    for names, said in (
+        (("metrics.jsonl", "checkpoints"), "or both are of another config or other data than config.json and run.json"),
+        (("run.json",), "run.json is another run's: client.optimizer.learning_rate is 0.5 there and 0.03 in config.json"),
+    ):
+        folder = shutil.copytree(runs / state, tmp_path / names[0])
+        for name in (*names, *(["summary.json"] if state == "finished" else [])):
+            remove(folder / name)
+            (shutil.copytree if name == "checkpoints" else shutil.copy)(another / name, folder / name)
+        before = content(folder)
+        assert said in refused(config, f"--workdir={folder}")
+        assert said in message_of(ValueError, fedjax_ssl.load, folder)
+        assert content(folder) == before
+
+
+def test_a_run_of_a_version_whose_logs_do_not_say_which_run_they_are_of_goes_on(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    noted = read_json(folder / "run.json")
+    write_json(
+        folder / "run.json", {key: value for key, value in noted.items() if key not in ("began", "registered", "programs")}
+    )
+    for manifest in folder.glob("checkpoints/*/manifest.json"):
+        found = read_json(manifest)
+        write_json(manifest, found | {"log": MetricsLog(folder).digest(found["round"])})
+    assert succeeded(config, f"--workdir={folder}", "--stop_after=5").stderr.splitlines()[0] == "going on after round 4"
+    succeeded(config, f"--workdir={folder}")
+    assert rows(folder) == rows(runs / "finished")
 
 
 def test_checkpoints_that_are_gone_are_said(tmp_path, config, runs):

@@ -13,7 +13,7 @@ def run_in_two_parts(folder, monkeypatch, log_to):
         monkeypatch.delenv(variable, raising=False)
     for stop_after in (2, None):
         experiment = build(tiny.config("supervised", network="linear", log_to=log_to))
-        runs.open_workdir(folder, experiment.settings.to_dict(), overwrite=False)
+        runs.open_workdir(folder, experiment.settings.to_dict())
         runs.run(experiment, folder, runs.Stop(), stop_after=stop_after)
     return MetricsLog(folder).rows()
 
@@ -48,7 +48,7 @@ def test_a_server_that_does_not_answer_is_one_warning_and_the_run_goes_on(tmp_pa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     experiment = build(tiny.config("supervised", network="linear", log_to="mlflow"))
-    runs.open_workdir(tmp_path, experiment.settings.to_dict(), overwrite=False)
+    runs.open_workdir(tmp_path, experiment.settings.to_dict())
     runs.run(experiment, tmp_path, runs.Stop())
     assert runs.is_finished(tmp_path, experiment.settings.rounds)
     assert [record.message[:50] for record in caplog.records if "log_to" in record.message] == [
