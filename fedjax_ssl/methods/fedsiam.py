@@ -158,7 +158,7 @@ def train_client(
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, local.own_repeats(options, shard))
     # Without a siamese network a client learns from labels alone.
-    learns = options.consistency_weight > 0 or jnp.any(examples.mask & examples.labeled)
+    learns = jnp.any(examples.mask & examples.labeled) | (options.consistency_weight > 0)
     schedule = client.schedule(order_key, examples.mask & learns)
 
     def alpha(batch: Batch) -> jax.Array:
@@ -172,8 +172,13 @@ def train_client(
     new, optimizer, new_targets = trained.carry
     weights = join(new, *new_targets)
     taken = schedule._replace(steps=trained.steps)  # a client that runs out of time takes fewer
-    counts = ((state.steps, taken.steps), (state.epochs, batching.num_epochs(taken)))  # of which MANY / 2 are as good as more
-    state = FedSiamClientState(*(so_far + jnp.minimum(new, MANY // 2 - so_far) for so_far, new in counts), optimizer)
+    # Of steps and epochs MANY / 2 are as good as more.
+    counted = state.steps, state.epochs
+    steps, epochs = (
+        so_far + jnp.minimum(more, MANY // 2 - so_far)
+        for so_far, more in zip(counted, (taken.steps, batching.num_epochs(taken)), strict=True)
+    )
+    state = FedSiamClientState(steps, epochs, optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     received = jnp.where(shared.own > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
