@@ -48,7 +48,7 @@ def write(
     for path, data, examples, run in zip(paths, digests, of_examples, experiment.runs, strict=True):
         is_new, before = not path.exists(), read_json(path) if path.exists() else {}
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        noted |= {"examples": examples, "command": command, "programs": {**before.get("programs", {}), **(programs or {})}}
+        noted |= {"examples": examples, "command": command, "programs": changes.first_of(before, programs or {})}
         noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
         began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
         write_json(path, noted | began)
