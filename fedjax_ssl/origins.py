@@ -26,8 +26,11 @@ class Origin(NamedTuple):
 
 
 def note(group: str, name: str, thing: object) -> None:
-    """Notes the file that calls the caller of this function, which registers `thing` under a name of a group."""
-    _registered[group, name] = thing, sys._getframe(2).f_code.co_filename
+    """Notes the file, outside of the package, that registers `thing` under a name of a group."""
+    frame = sys._getframe(2)
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in ("fedjax_ssl", "jaxtyping"):
+        frame = frame.f_back
+    _registered[group, name] = thing, frame.f_code.co_filename
 
 
 def origin(group: str, name: str, thing: object) -> Origin | None:

@@ -13,6 +13,7 @@ import re
 import runpy
 import shlex
 import signal
+import subprocess
 import sys
 import traceback
 import warnings
@@ -76,24 +77,12 @@ def check_flags() -> None:
 
 
 def _refusal_of_flags() -> str:
-    """What XLA says as it ends a process for its flags; empty: nothing, or it cannot be tried. A copy of this one tries it."""
-    try:
-        is_alone = len(os.listdir("/proc/self/task")) == 1  # a copy has one thread, and could wait for others forever
-        from jaxlib.xla_client import CompileOptions
-    except (OSError, ImportError):
+    """What XLA says as it ends a process, another one than this, for its flags; empty: it does not."""
+    tries = "from jaxlib.xla_client import CompileOptions\nCompileOptions()"
+    done = subprocess.run([sys.executable, "-c", tries], capture_output=True, text=True, errors="replace", check=False)
+    if not done.returncode or "ImportError" in done.stderr:  # of a jaxlib that has it elsewhere
         return ""
-    if not is_alone:
-        return ""
-    reading, writing = os.pipe()
-    if (copy := os.fork()) == 0:
-        os.dup2(writing, 2)
-        CompileOptions()
-        os._exit(0)
-    os.close(writing)
-    with open(reading, errors="replace") as file:
-        said = file.read()
-    said = said.partition("] ")[2] or said  # after time and place
-    return (said.partition("\n")[0] or "nothing") if os.waitpid(copy, 0)[1] else ""
+    return (done.stderr.partition("] ")[2] or done.stderr).partition("\n")[0]  # after time and place
 
 
 def keep_programs() -> None:

@@ -132,6 +132,12 @@ def key(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(plain(parts), sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
+def first_of(noted: Mapping[str, Any], programs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The programs for a `run.json`: the first ones, so that each later call says that they have changed, if comparable."""
+    before = noted.get("programs", {})
+    return {**before, **{name: one for name, one in programs.items() if before.get(name, {}).get("of") != one["of"]}}
+
+
 def other_program(noted: Mapping[str, Any], settings: Settings, programs: Mapping[str, Mapping[str, str]]) -> str:
     """Words for a run of which one of the programs, by their names, is another than in its `run.json`; empty: none is.
 

@@ -50,7 +50,7 @@ def write(
         is_new, before = not path.exists(), read_json(path) if path.exists() else {}
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
         noted |= {"dataset": dataset, "unread": sorted(experiment.unread)}  # for reports, with keys of the config
-        noted |= {"examples": examples, "command": command, "programs": {**before.get("programs", {}), **(programs or {})}}
+        noted |= {"examples": examples, "command": command, "programs": changes.first_of(before, programs or {})}
         noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
         began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
         write_json(path, noted | began)

@@ -1,5 +1,7 @@
 """What a command line may say: configs by name or path, overrides, and one line for everything else."""
 
+import errno
+import os
 import re
 import subprocess
 import sys
@@ -7,9 +9,11 @@ import sys
 import pytest
 
 from configs import digits
+from fedjax_ssl.experiment.files import FAILURES
 from launch import command, evaluate, explain, main, run
 from tests import tiny
-from tests.experiment.commands import ROOT, refused
+from tests.experiment import disk
+from tests.experiment.commands import ROOT, launch, refused
 
 
 def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeypatch):
@@ -113,3 +117,77 @@ def test_the_packages_themselves_list_the_commands():
         assert f"\n{typed} --config=digits:fl2\n" in done.stdout
         listed = re.findall(r"^  (\w+) +[A-Z].*\.$", done.stdout, re.MULTILINE)
         assert tuple(listed) == main.COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "got"),
+    [
+        *[("JAX_NUM_CPU_DEVICES", value, value) for value in ("0", "-3", "1.5", "two", "")],
+        ("XLA_FLAGS", "--xla_dump_to=x --xla_force_host_platform_device_count=0", "--xla_force_host_platform_device_count=0"),
+    ],
+)
+def test_a_number_of_devices_that_cannot_be_is_one_line(monkeypatch, capsys, name, value, got):
+    monkeypatch.setenv(name, value)
+    assert command.ended(lambda _: 0, []) == 2
+    assert capsys.readouterr().err == f"error: {name}: got {got}, accepted: a whole number of devices >= 1\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--foo", "Unknown flag in XLA_FLAGS: --foo"),
+        ("--xla_backend_optimization_level=x", "Couldn't interpret value x for flag xla_backend_optimization_level."),
+        ("--xla_backend_optimization_level=1", ""),
+    ],
+)
+def test_flags_for_which_xla_would_end_the_process_are_one_line_of_the_command(monkeypatch, capsys, flags, said):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    refusal = f"error: XLA_FLAGS: got {flags}, accepted: flags that this version of XLA knows; it says: {said}\n"
+    assert command.ended(lambda _: 0, []) == (2 if said else 0)
+    assert capsys.readouterr().err == (refusal if said else "")
+
+
+def caught(function):
+    try:
+        function()
+    except (ValueError, OSError) as error:
+        return error
+
+
+def test_an_error_without_text_is_named_by_its_type_and_place(capsys):
+    def raises():
+        raise ValueError
+
+    assert command.refuse(caught(raises)) == 2
+    assert re.fullmatch(r"error: ValueError without a text raised in .*test_command\.py, line \d+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("number", [*FAILURES, errno.ENOENT, errno.EACCES, errno.ENAMETOOLONG, None])
+def test_an_error_of_the_system_has_status_1_also_where_another_one_hides_it(capsys, number):
+    error = OSError(number, os.strerror(number), "there") if number else OSError("no image")
+
+    def hides():
+        try:
+            raise error
+        except OSError:
+            raise ValueError("data.path: got there, accepted: an .npz file") from None
+
+    assert command.refuse(error) == command.refuse(caught(hides)) == (1 if number in FAILURES else 2)
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["error"] * 2
+
+
+@pytest.mark.reliability
+def test_an_io_error_before_round_1_has_status_1(tmp_path, config, own_methods):
+    with disk.failing(tmp_path / "all", 10**9) as calls:
+        launch(config, f"--workdir={tmp_path / 'all'}", "--config.rounds=1", "--config.eval_every=1")
+    first = 60  # some of the calls before round 1
+    assert len(calls) > first
+    failed = 0
+    for number in range(0, first, 7):
+        with disk.failing(tmp_path / f"{number}", number, errno.EIO):
+            done = launch(config, f"--workdir={tmp_path / str(number)}", "--config.rounds=1", "--config.eval_every=1")
+        assert done.returncode in (0, 1), done.stderr  # the owner's name may be missing
+        assert "Traceback" not in done.stderr
+        failed += done.returncode
+        assert done.stderr.count("Input/output error") == done.returncode
+    assert failed >= 5

@@ -34,6 +34,8 @@ FILES = {
     "empty.py": "def get_config():\n    return {}",
     "key.py": "def get_config():\n    return {1: 2}",
     "value.py": "class A: ...\ndef get_config():\n    return {'rounds': A()}",
+    "itself.py": "def get_config():\n    config = {'rounds': 1}\n    config['method'] = config\n    return config",
+    "silent.py": "def get_config():\n    raise ValueError",
     "exits.py": "def get_config():\n    raise SystemExit(3)",
     "texts.csv": "1,a\n1,b\n2,c\n2,d\n",
 }
