@@ -215,13 +215,30 @@ def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: 
     """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k: (weights, optimizer state).
 
     With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics that clients send are averaged without
-    momentum. If no client took part, neither the weights nor the momentum change.
+    momentum. If no client took part, neither the weights nor the momentum change. ValueError for another update than a
+    `Weights` like the server's own, whose statistics may be `()`.
     """
     d = aggregate.update
+    _check_update(d, weights)
     change, new_optimizer = server.optimizer.update(d.params, optimizer, weights.params)
     params = optax.apply_updates(weights.params, change)
     stats = jax.tree.map(lambda s, u: s - u, weights.stats, d.stats) if d.stats != () else weights.stats
     return optax.tree.where(aggregate.weight > 0, (Weights(params, stats), new_optimizer), (weights, optimizer))
+
+
+def _check_update(update: PyTree, weights: Weights) -> None:
+    if not isinstance(update, Weights):
+        accepted = "a local.Weights(params, stats), as task.update(received, trained) makes it"
+        raise ValueError(f"client_update: update: got {type(update).__name__}, accepted: {accepted}")
+
+    def shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+        return {jax.tree_util.keystr(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+    for name, got, own in zip(Weights._fields, map(shapes, update), map(shapes, weights), strict=True):
+        if got != own and (got or name == "params"):
+            path = min(path for path in got | own if got.get(path) != own.get(path))
+            shown = f"got {got.get(path, 'no array')}, accepted: {own.get(path, 'none')}, the shape that the network has"
+            raise ValueError(f"client_update: update.{name}{path}: {shown}")
 
 
 def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggregate) -> Aggregate:
