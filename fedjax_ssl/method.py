@@ -65,8 +65,8 @@ class ServerData(NamedTuple):
 class ClientOutput(NamedTuple):
     """What one client returns."""
 
-    update: PyTree  # like the broadcast parameters: broadcast minus local, a pseudo-gradient for any optax optimizer
-    weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: the client takes no part, and sends nothing
+    update: PyTree  # broadcast minus local, a pseudo-gradient for any optax optimizer; by `local.Task.update` a `local.Weights`
+    weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: not in the average, and nothing is sent
     client_state: PyTree  # the client's new persistent state, structured as it was handed
     metrics: ClientMetrics  # name -> Mean or Sum of scalars, or Each, which is recorded alone (`diagnostics.clients_every`)
 

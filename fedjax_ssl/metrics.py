@@ -97,7 +97,7 @@ def add(first: Metrics, second: Metrics) -> Metrics:
     return jax.tree.map(both, first, second, is_leaf=lambda x: isinstance(x, Sum))
 
 
-def values(metric: Sum) -> Shaped[np.ndarray, "*M"]:
+def values(metric: Sum) -> Shaped[Stored, "*M"]:
     """The numbers of a Sum on the host, int64 or float64."""
     total = np.asarray(metric.total)
     if total.dtype.kind not in "iub":

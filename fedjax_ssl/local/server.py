@@ -220,7 +220,8 @@ def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: 
     """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k: (weights, optimizer state).
 
     With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics that clients send are averaged without
-    momentum. If no client took part, neither the weights nor the momentum change.
+    momentum. If no client took part, neither the weights nor the momentum change. ValueError for another update than a
+    `Weights` like the server's own, whose statistics may be `()`.
     """
     d = aggregate.update
     check_update(d, weights)

@@ -172,13 +172,9 @@ def train_client(
     new, optimizer, new_targets = trained.carry
     weights = join(new, *new_targets)
     taken = schedule._replace(steps=trained.steps)  # a client that runs out of time takes fewer
-    # Of steps and epochs MANY / 2 are as good as more.
-    counted = state.steps, state.epochs
-    steps, epochs = (
-        so_far + jnp.minimum(more, MANY // 2 - so_far)
-        for so_far, more in zip(counted, (taken.steps, batching.num_epochs(taken)), strict=True)
-    )
-    state = FedSiamClientState(steps, epochs, optimizer)
+    most = MANY // 2  # steps and epochs, which are as good as more
+    steps = state.steps + jnp.minimum(taken.steps, most - state.steps)
+    state = FedSiamClientState(steps, state.epochs + jnp.minimum(batching.num_epochs(taken), most - state.epochs), optimizer)
     weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     received = jnp.where(shared.own > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)

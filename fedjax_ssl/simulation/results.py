@@ -55,7 +55,7 @@ def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]
             total, weight = np.asarray(metric.total), np.asarray(metric.weight)
             columns[name] = np.divide(total, weight, out=np.full(total.shape, np.nan, np.float32), where=weight != 0)
         else:
-            columns[name] = np.asarray(metric.value) if isinstance(metric, Each) else values(metric)
+            columns[name] = np.asarray(metric.value if isinstance(metric, Each) else values(metric))
     weights = columns["client/weight"].astype(np.float64)
     columns["client/weight"] = (weights / (weights.sum() or 1.0)).astype(np.float32)
     return columns

@@ -83,6 +83,7 @@ def test_a_client_without_data_takes_no_part(client):
     output = client(labeled=0, unlabeled=0, round=ROUND)
     assert output.weight == 0
     assert finite(output)
+    assert output.metrics["comm/bytes_down"].total > 0  # it receives, and then has nothing to do
     for name in ("perf/client_images", "cost/backward_passes"):
         assert output.metrics[name].total == 0
     assert all(metric.weight == 0 for name, metric in output.metrics.items() if name.endswith("loss"))

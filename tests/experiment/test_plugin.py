@@ -16,14 +16,16 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.methods import METHODS
-from tests.engine import distance
+from fedjax_ssl.simulation.simulator import Simulator
+from tests import tiny, toy
+from tests.engine import distance, with_outputs
 from tests.experiment.commands import ROOT, succeeded
 
 
-def blocks(language: str) -> list[str]:
+def blocks(language: str, title: str = "A method and a network of your own") -> list[str]:
     """The code blocks of the section."""
     text = (ROOT / "fedjax_ssl" / "README.md").read_text()
-    section = text.split("## A method and a network of your own\n")[1].split("\n## ")[0]
+    section = text.split(f"## {title}\n")[1].split("\n## ")[0]
     return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
@@ -34,12 +36,16 @@ def folder(tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def plugin(folder, own_methods):
-    spec = importlib.util.spec_from_file_location("my_method", folder / "my_method.py")
+def loaded(path: pathlib.Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def plugin(folder, own_methods):
+    return loaded(folder / "my_method.py")
 
 
 def run(plugin: ModuleType, method: str = "prox_entropy", **options: float):
@@ -148,3 +154,53 @@ def test_what_is_no_method_is_refused_and_ones_own_gives_way_to_another_of_its_n
     fedjax_ssl.register_method("prox_entropy", other)
     assert METHODS["prox_entropy"] is other
     fedjax_ssl.register_method("prox_entropy", plugin.prox_entropy)
+
+
+@pytest.mark.ci
+def test_the_readmes_teacher_learns_on_the_digits_and_has_statistics_of_its_own(folder, own_methods):
+    title = "A teacher in the client's state"
+    (code,), (command,) = (blocks(language, title) for language in ("python", "bash"))
+    (folder / "my_teacher.py").write_text(code)
+    *_, program, config, norm = shlex.split(command)
+    assert (program, config, norm) == ("launch.run", "--config=my_teacher.py:mean_teacher", "--config.model.norm=running")
+    tree = loaded(folder / "my_teacher.py").get_config("mean_teacher")
+    tree.model.update(norm="running", width=8)
+    tree.rounds, tree.eval_every, tree.method.confidence = 8, 8, 0.4
+    *_, (state, row) = fedjax_ssl.build(tree).rounds()
+    assert row["eval/accuracy"] > 0.6  # chance is 0.1
+    assert row["client/mask_rate"] > 0.1
+    teacher, seen, _ = state.clients
+    assert seen.sum() > 10
+    for stored, own in zip(jax.tree.leaves(teacher.stats), jax.tree.leaves(state.server.weights.stats), strict=True):
+        assert not jax.numpy.any(jax.numpy.all(stored[seen] == own, axis=-1))  # of the server
+        assert len({tuple(row.tolist()) for row in stored[seen]}) == seen.sum()  # of other clients
+
+
+WRONG_UPDATES = {
+    "params alone": (
+        lambda update: update.params,
+        "update: got dict, accepted: a local.Weights(params, stats), as task.update",
+    ),
+    "a missing layer": (
+        lambda update: update._replace(params={}),
+        "update.params['Dense_0']['bias']: got no array, accepted: (32,)",
+    ),
+    "another shape": (
+        lambda update: update._replace(params=jax.tree.map(lambda x: x[:1], update.params)),
+        "update.params['Dense_0']['bias']: got (1,), accepted: (32,), the shape that the network has",
+    ),
+    "statistics that the network lacks": (
+        lambda update: update._replace(stats={"mean": jax.numpy.zeros(3)}),
+        "update.stats['mean']: got (3,), accepted: none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_UPDATES)
+def test_an_update_that_is_not_like_the_networks_weights_is_one_line(case):
+    change, message = WRONG_UPDATES[case]
+    problem = tiny.experiment("fedavg").problem
+    method = with_outputs(problem.method(None), lambda output: output._replace(update=change(output.update)))
+    simulator = Simulator(problem._replace(method=lambda _: method), toy.EXECUTIONS["scan"])
+    with pytest.raises(ValueError, match=f"client_update: {re.escape(message)}"):
+        simulator.trace()
