@@ -179,19 +179,19 @@ def test_the_readmes_teacher_learns_on_the_digits_and_has_statistics_of_its_own(
 WRONG_UPDATES = {
     "params alone": (
         lambda update: update.params,
-        "update: got dict, accepted: a local.Weights(params, stats), as task.update",
+        "got dict, accepted: Weights of parameters and statistics, such as task.update",
     ),
     "a missing layer": (
         lambda update: update._replace(params={}),
-        "update.params['Dense_0']['bias']: got no array, accepted: (32,)",
+        "got nothing at .params['Dense_0']['bias'], accepted: float32[32], as the global model's weights",
     ),
     "another shape": (
         lambda update: update._replace(params=jax.tree.map(lambda x: x[:1], update.params)),
-        "update.params['Dense_0']['bias']: got (1,), accepted: (32,), the shape that the network has",
+        "got float32[1] at .params['Dense_0']['bias'], accepted: float32[32], as it was broadcast",
     ),
     "statistics that the network lacks": (
         lambda update: update._replace(stats={"mean": jax.numpy.zeros(3)}),
-        "update.stats['mean']: got (3,), accepted: none",
+        "got float32[3] at .stats['mean'], accepted: nothing, as the global model's weights",
     ),
 }
 
@@ -202,5 +202,5 @@ def test_an_update_that_is_not_like_the_networks_weights_is_one_line(case):
     problem = tiny.experiment("fedavg").problem
     method = with_outputs(problem.method(None), lambda output: output._replace(update=change(output.update)))
     simulator = Simulator(problem._replace(method=lambda _: method), toy.EXECUTIONS["scan"])
-    with pytest.raises(ValueError, match=f"client_update: {re.escape(message)}"):
+    with pytest.raises(ValueError, match=f"client_update: update: {re.escape(message)}"):
         simulator.trace()
