@@ -379,7 +379,8 @@ def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
             _log.warning("%s has no checkpoint: it begins anew", folder.path)
     elif rows < done:
         raise ValueError(f"{folder.log.path} has {plural(rows, 'round')} up to the checkpoint's {done}: {REMEDY}")
-    check_same_run(folder.log, done, folder.checkpoints.log)
+    else:
+        check_same_run(folder.log, done, folder.checkpoints.log)
 
 
 def check_same_run(log: MetricsLog, round: int, digest: str) -> None:

@@ -26,7 +26,7 @@ from tests.experiment.test_resume import assert_same_checkpoint, restored
 from tests.experiment.test_writers import drawn
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
-FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard"}
+FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "registered"}
 RATE = "client.optimizer.learning_rate"
 
 
