@@ -13,7 +13,6 @@ import re
 import runpy
 import shlex
 import signal
-import subprocess
 import sys
 import traceback
 import warnings
@@ -62,7 +61,7 @@ class FlagsError(ValueError):
 
 
 def check_flags() -> None:
-    """Raises FlagsError where XLA would end the process for what the environment says, or take it for something else."""
+    """Raises FlagsError for a number of devices that cannot be; XLA itself names a flag that it does not know."""
     flags = os.environ.get("XLA_FLAGS", "")
     counts = [
         ("XLA_FLAGS", found[0], found[1]) for found in re.finditer(r"--xla_force_host_platform_device_count=(\S*)", flags)
@@ -72,17 +71,6 @@ def check_flags() -> None:
     for name, got, number in counts:
         if not re.fullmatch("0*[1-9][0-9]*", number):
             raise FlagsError(f"{name}: got {got}, accepted: a whole number of devices >= 1")
-    if flags and (said := _refusal_of_flags()):
-        raise FlagsError(f"XLA_FLAGS: got {flags}, accepted: flags that this version of XLA knows; it says: {said}")
-
-
-def _refusal_of_flags() -> str:
-    """What XLA says as it ends a process, another one than this, for its flags; empty: it does not."""
-    tries = "from jaxlib.xla_client import CompileOptions\nCompileOptions()"
-    done = subprocess.run([sys.executable, "-c", tries], capture_output=True, text=True, errors="replace", check=False)
-    if not done.returncode or "ImportError" in done.stderr:  # of a jaxlib that has it elsewhere
-        return ""
-    return (done.stderr.partition("] ")[2] or done.stderr).partition("\n")[0]  # after time and place
 
 
 def keep_programs() -> None:

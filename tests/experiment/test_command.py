@@ -132,21 +132,6 @@ def test_a_number_of_devices_that_cannot_be_is_one_line(monkeypatch, capsys, nam
     assert capsys.readouterr().err == f"error: {name}: got {got}, accepted: a whole number of devices >= 1\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--foo", "Unknown flag in XLA_FLAGS: --foo"),
-        ("--xla_backend_optimization_level=x", "Couldn't interpret value x for flag xla_backend_optimization_level."),
-        ("--xla_backend_optimization_level=1", ""),
-    ],
-)
-def test_flags_for_which_xla_would_end_the_process_are_one_line_of_the_command(monkeypatch, capsys, flags, said):
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    refusal = f"error: XLA_FLAGS: got {flags}, accepted: flags that this version of XLA knows; it says: {said}\n"
-    assert command.ended(lambda _: 0, []) == (2 if said else 0)
-    assert capsys.readouterr().err == (refusal if said else "")
-
-
 def caught(function):
     try:
         function()
