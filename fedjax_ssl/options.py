@@ -67,7 +67,7 @@ class Is(NamedTuple):
     holds: Callable[[Any], bool]
 
 
-SET, UNSET = Is("{}", bool), Is("no {}", operator.not_)
+SET, UNSET = Is("{}", bool), Is("{} not set", operator.not_)
 ABOVE_1 = Is("{} > 1", lambda value: value > 1)
 
 

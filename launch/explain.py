@@ -94,7 +94,7 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
             yield from textwrap.wrap(meaning, 110, initial_indent="    ", subsequent_indent="    ")
             yield f"    accepts: {accepts}"
             if needs := read_where[key]:
-                yield f"    read with: {needs}"
+                yield f"    used only with: {needs}"
 
 
 def _keys(settings: Settings) -> Iterator[tuple[str, tuple[Any, str, str]]]:

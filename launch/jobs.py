@@ -170,7 +170,7 @@ class Queue:
             except OSError as unreadable:
                 problems.append(f"seed {seed}: {unreadable}")
                 continue
-            if not _is_of(cell, seed, run.config) or (run.dataset and self._dataset(cell) not in ("", run.dataset)):
+            if not _is_of(cell, seed, flattened(run.tree)) or (run.dataset and self._dataset(cell) not in ("", run.dataset)):
                 continue  # `launch.run` says of other data what is wrong
             is_stopped = not run.is_finished and not run.problems and run.rounds_done >= self._last
             if run.reason or is_stopped or (run.is_finished and run.summary):

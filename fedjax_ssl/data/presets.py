@@ -1,6 +1,6 @@
 """The views of a dataset: its own normalization and augmentations, or those that a config names."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,11 +69,13 @@ def names(dataset: str, weak: str = "default", strong: str = "default", labeled:
     return weak, strong, weak if labeled == "default" else labeled
 
 
-def described(weak: str, strong: str, labeled: str, side: int) -> str:
-    """What views do to images with this shorter side, in a line; none is `default`."""
+def described(weak: str, strong: str, labeled: str, *, side: int, used: Sequence[str]) -> str:
+    """What those views that are `used` do to images with this shorter side, in a line; none is `default`."""
     of_weak, of_labeled = (MOVES[name].words(side) + _MORE.get(name, "") for name in (weak, labeled))
     after = "as the weak view" if strong == "none" else f"the weak view and {strong}"
-    return f"weak view: {of_weak}; strong view: {after}; labeled view: {'as the weak view' if labeled == weak else of_labeled}"
+    of_labeled = "as the weak view" if labeled == weak and "weak" in used else of_labeled
+    found = {"weak": of_weak, "strong": after, "labeled": of_labeled}
+    return "; ".join(f"{view} view: {words}" for view, words in found.items() if view in used)
 
 
 def far_shifts(dataset: str, weak: str, labeled: str, side: int) -> Iterator[str]:

@@ -29,7 +29,7 @@ from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, 
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.task import Task
 from fedjax_ssl.local.training import Training
-from fedjax_ssl.method import DataSpec, Method
+from fedjax_ssl.method import VIEWS, DataSpec, Method
 from fedjax_ssl.options import Options, one_line
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.source import Problem
@@ -75,8 +75,10 @@ def build(
         split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths)
     given, data, shape = drawn.config.data, experiment.settings.data, experiment.problem.spec.image_shape
+    views = {view: getattr(data, view) for view in VIEWS}
     if "default" in (given.weak, given.strong) and len(shape) == 3:
-        _log.info("%s", presets.described(data.weak, data.strong, data.labeled, min(shape[:2])))
+        used = [view for view in VIEWS if f"data.{view}" not in experiment.unread]
+        _log.info("%s", presets.described(**views, side=min(shape[:2]), used=used))
     log_doubts(experiment)
     return experiment
 

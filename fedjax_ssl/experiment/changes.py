@@ -148,4 +148,6 @@ def other_program(noted: Mapping[str, Any], settings: Settings, programs: Mappin
     if all(old["of"] != now["of"] or old["digest"] == now["digest"] for old, now in pairs):
         return ""
     names = " and ".join(f"{group}.name={getattr(settings, group)['name']} ({one})" for group, one in origins(settings).items())
-    return f"{names} makes another program than before, as something that its files import or read has changed"
+    return (
+        f"the code of {names} computes something else than before, though its files are the same: see what they import or read"
+    )

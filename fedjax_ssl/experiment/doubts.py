@@ -102,5 +102,5 @@ def doubts(facts: Facts) -> Iterator[str]:
             if is_comparable and is_doubtful(values[key], facts):
                 yield f"{key}={values[key]}: {why}"
     if lacking := ignored(settings, facts.unread):
-        named = ", ".join(f"{key}={values[key]} (needs {needs})" for key, needs in lacking.items())
+        named = ", ".join(f"{key}={values[key]} (used only with {needs})" for key, needs in lacking.items())
         yield f"settings that this run does not read: {named}"

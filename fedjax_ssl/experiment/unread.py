@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_ssl.data.partition import PARTITIONS
+from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.method import VIEWS, Requires
@@ -16,7 +17,7 @@ Marks = list[dict[str, Is]]  # of which one has to hold, all conditions of it
 SAID: dict[str, str] = {
     "run.has_clients": "a method with clients",
     "run.has_client_data": "a method that reads the clients' data",
-    "run.draws_labels_apart": "clients' data, and labels that no partition of all examples gives (data.labeled_fraction does)",
+    "run.draws_labels_apart": "a method that reads the clients' data, and labels that are drawn before the split",
     "run.has_unlabeled_data": "a method that reads unlabeled data",
     "run.has_batch_norm": "a network with batch norm",
     **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
@@ -35,7 +36,7 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
     has_client_data = requires.clients or requires.next_cohort
     schemes = {data.partition, data.labeled_partition, data.unlabeled_partition} - {""}
     views = set(requires.views) | ({"labeled"} if data.labels_at == "server" else set())
-    if "labeled" in views and data.labeled == "default":
+    if "labeled" in views and data.labeled in ("default", data.weak):
         views.add("weak")
     found = {
         "run.has_clients": requires.clients,
@@ -67,9 +68,16 @@ def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
 
 
 def ignored(settings: Settings, unread: Mapping[str, str]) -> dict[str, str]:
-    """Those of the unread keys that were set to something else than their default."""
-    values, of_names = _values(settings), {group: {"name": getattr(settings, group)["name"]} for group in ("method", "model")}
-    defaults = _values(Settings.from_dict(of_names))
+    """Those of the unread keys that were set to something else than their default; views have that of their dataset."""
+    data = settings.data.resolved()
+    usual = DataSettings(name=data.name).resolved()
+    views = {
+        "weak": usual.weak,
+        "strong": usual.strong,
+        "labeled": DataSettings(name=data.name, weak=data.weak).resolved().labeled,
+    }
+    names = {group: {"name": getattr(settings, group)["name"]} for group in ("method", "model")}
+    values, defaults = _values(settings.model_copy(update={"data": data})), _values(Settings.from_dict(names | {"data": views}))
     return {key: needs for key, needs in unread.items() if values[key] != defaults[key]}
 
 

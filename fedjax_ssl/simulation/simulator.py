@@ -138,8 +138,8 @@ class Simulator:
 
     @property
     def digest(self) -> str:
-        """A digest of a round's program, with or without clients recorded; empty before round 1."""
-        return self._round.digest or self._recorded.digest
+        """A digest of the program of a round that records no client; empty before it is compiled."""
+        return self._round.digest
 
     @property
     def memory_bytes(self) -> int:

@@ -96,7 +96,8 @@ def unread(given: Settings) -> dict[str, str]:
 def check(got: Settings, expected: dict) -> None:
     """The config has what is expected of it; a key that its run does not read, which papers may state, has its default."""
     found, without = flat(got.to_dict()), unread(got)
-    assert ignored(got, without) == {}
+    for own in (got, got.model_copy(update={"data": got.data.resolved()})):  # as it is written, and as a run's folder has it
+        assert ignored(own, unread(own)) == {}
     expected = {key: value for key, value in expected.items() if key not in without}
     assert {key: found.get(key, "absent") for key in expected} == expected
     got.method_options()  # raises for an unknown or a wrong one

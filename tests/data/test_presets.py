@@ -172,7 +172,7 @@ def test_the_default_crop_shifts_by_an_eighth_of_the_side_at_most(side, pad):
         assert np.array_equal(view(key, image), wanted(key, image) if pad else image)
     words = f"crop with {pad} mirrored pixel{'s' * (pad > 1)} of {side}" if pad else "none"
     line = f"weak view: {words}; strong view: the weak view and usb; labeled view: as the weak view"
-    assert presets.described(*presets.names("mine"), side) == line
+    assert presets.described(*presets.names("mine"), side=side, used=("weak", "strong", "labeled")) == line
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert said(succeeded(*words, "--stop_after=3")) == ""
     (tmp_path / "scale.txt").write_text("0.5")
     assert said(succeeded(*words, "--stop_after=4")) == (
-        f"{folder}: method.name=own (mine.py, average.py) and model.name=net (mine.py) makes another program than before, as "
-        f"something that its files import or read has changed; {changes.GOES_ON}"
+        f"{folder}: the code of method.name=own (mine.py, average.py) and model.name=net (mine.py) computes something else "
+        f"than before, though its files are the same: see what they import or read; {changes.GOES_ON}"
     )
     file.write_text(f"{file.read_text()}# another one\n")
     line = said(succeeded(*words))
@@ -163,7 +163,12 @@ def test_the_files_of_what_is_registered_are_found_however_it_is_made(tmp_path):
 
 
 def test_what_the_package_brings_has_its_version_alone():
-    assert {name for name, factory in METHODS.items() if origin("method", name, factory)} <= {"average", "own", "partly"}
+    assert {name for name, factory in METHODS.items() if origin("method", name, factory)} <= {
+        "average",
+        "own",
+        "partly",
+        "bare",
+    }
     assert {name for name, model in MODELS.items() if origin("model", name, model.module)} <= {"net", "below"}
 
 

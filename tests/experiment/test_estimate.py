@@ -94,7 +94,7 @@ def test_the_costs_of_a_papers_setting_are_counted_without_its_data_and_without_
     experiment = build(fl2_cifar10.get_config().to_dict(), reads=False)
     lines = list(estimate.described(experiment))
     assert lines[0] == "data      cifar10: 50,000 training and 10,000 test examples, 32 x 32 x 3, 10 classes"
-    assert lines[1].startswith("          by the catalog, without a look at the data: ")
+    assert lines[1].startswith("          not read: random images, as many as the catalog says, ")
     assert "clients   100, 10 a round; examples of each: 0 labeled, 499 unlabeled" in lines
     assert "a round   62,584 examples forward, 77,000 backward, 8.52e+04 GFLOP" in lines  # as with the data themselves
     assert "memory    185 MB of data on each device, 605 MB of states; a round's own is known once it is compiled" in lines

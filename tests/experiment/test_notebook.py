@@ -78,5 +78,7 @@ def test_a_metric_that_is_a_bare_number_is_named(monkeypatch):
 
     bare.__signature__ = inspect.signature(average.average)
     experiment = fedjax_ssl.build(config(), method=bare)
-    with pytest.raises(ValueError, match=r"^metric 'client/mine': got \w+, accepted: metrics.mean\(values, mask\)"):
+    with pytest.raises(
+        ValueError, match=r"^client_update: metric 'client/mine': got \w+, accepted: metrics.mean\(values, mask\)"
+    ):
         next(experiment.rounds())

@@ -30,12 +30,15 @@ def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path, 
 
     # Files of clients are data: moved ones are found again, others are refused.
     moved = (tmp_path / "trace.csv").rename(tmp_path / "moved.csv")
-    arguments = (config, *system, f"--config.system.trace={moved}", f"--workdir={tmp_path / 'run'}")
+    elsewhere = [word for word in system if "system.trace" not in word]
+    arguments = (config, *elsewhere, f"--config.system.trace={moved}", f"--workdir={tmp_path / 'run'}")
     succeeded(*arguments)
     text = moved.read_text()
     moved.write_text(text.replace("5,0,3600", "5,0,3000"))
     assert "its run began with other data than these" in refused(*arguments)
-    assert "system.trace is 'a file' there and 'diurnal' here" in refused(*arguments, "--config.system.trace=diurnal")
+    assert "system.trace is 'a file' there and 'diurnal' here" in refused(
+        *arguments[:-2], "--config.system.trace=diurnal", arguments[-1]
+    )
 
     succeeded(str(tmp_path / "run"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
     assert "simulated" in (tmp_path / "report.html").read_text()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from configs import digits
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.runs import flattened
 from fedjax_ssl.experiment.unread import SAID, needs, readers
@@ -83,24 +84,34 @@ def test_the_loss_of_fl2_reads_what_it_declares():
 
 
 IGNORED = [
-    ("supervised", {"method__prox_mu": 5.0}, "method.prox_mu=5.0 (needs a method with clients)"),
-    ("fixmatch_central", {"system__dropout": 0.5}, "system.dropout=0.5 (needs a method with clients)"),
+    ("supervised", {"method__prox_mu": 5.0}, "method.prox_mu=5.0 (used only with a method with clients)"),
+    ("fixmatch_central", {"system__dropout": 0.5}, "system.dropout=0.5 (used only with a method with clients)"),
     ("fl2", {"client__optimizer__name": "adam", "client__optimizer__momentum": 0.99},
-     "client.optimizer.momentum=0.99 (needs client.optimizer.name=sgd or lars)"),
+     "client.optimizer.momentum=0.99 (used only with client.optimizer.name=sgd or lars)"),
     ("fl2", {"client__optimizer__name": "lars", "client__optimizer__decay": "kernels"},
-     "client.optimizer.decay=kernels (needs client.optimizer.name=sgd or adam)"),
-    ("fl2", {"data__shards_per_client": 7}, "data.shards_per_client=7 (needs a partition by shards)"),
-    ("fl2", {"data__min_size": 7}, "data.min_size=7 (needs a partition by dirichlet)"),
-    ("fedavg", {"data__strong": "usb"}, "data.strong=usb (needs a method that trains on strong views)"),
-    ("fedavg", {"server__pretrain": 3}, "server.pretrain=3 (needs data.labels_at=server)"),
-    ("fl2", {"model__norm": "running"}, "model.norm=running (needs a network with batch norm)"),
-    ("fl2", {"method__consistency": "none", "method__rho": 0.5}, "method.rho=0.5 (needs method.consistency=sacr or sam)"),
-    ("fl2", {"system__window_s": 60.0}, "system.window_s=60.0 (needs system.trace=diurnal)"),
-    ("fl2", {"system__late": "shortened"}, "system.late=shortened (needs system.deadline_s)"),
-    ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0 (needs system.up; or system.down)"),
-    ("fedsem", {"method__repeats_below": 0.5}, "method.repeats_below=0.5 (needs method.labeled_repeats > 1)"),
-    ("fedavg", {"data__num_labels": 50}, "data.num_labels=50 (needs no data.labeled_fraction)"),
+     "client.optimizer.decay=kernels (used only with client.optimizer.name=sgd or adam)"),
+    ("fl2", {"data__shards_per_client": 7}, "data.shards_per_client=7 (used only with a partition by shards)"),
+    ("fl2", {"data__min_size": 7}, "data.min_size=7 (used only with a partition by dirichlet)"),
+    ("fedavg", {"data__strong": "semifl"}, "data.strong=semifl (used only with a method that trains on strong views)"),
+    ("fedavg", {"server__pretrain": 3}, "server.pretrain=3 (used only with data.labels_at=server)"),
+    ("fl2", {"model__norm": "running"}, "model.norm=running (used only with a network with batch norm)"),
+    ("fl2", {"method__consistency": "none", "method__rho": 0.5},
+     "method.rho=0.5 (used only with method.consistency=sacr or sam)"),
+    ("fl2", {"system__window_s": 60.0}, "system.window_s=60.0 (used only with system.trace=diurnal)"),
+    ("fl2", {"system__late": "shortened"}, "system.late=shortened (used only with system.deadline_s)"),
+    ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0 (used only with system.up; or system.down)"),
+    ("fedsem", {"method__repeats_below": 0.5}, "method.repeats_below=0.5 (used only with method.labeled_repeats > 1)"),
+    ("fedavg", {"data__num_labels": 50}, "data.num_labels=50 (used only with data.labeled_fraction not set)"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_the_digits_set_is_read_and_only_that_is_said_of_views(caplog, method):
+    with caplog.at_level(logging.INFO, "fedjax_ssl"):
+        experiment = build(digits.get_config(method))
+    assert not [message for message in caplog.messages if "does not read" in message]
+    said = " ".join(message for message in caplog.messages if " view: " in message)
+    assert ("strong view: " in said) == ("strong" in experiment.method.requires.views)
 
 
 @pytest.mark.parametrize(("method", "overrides", "said"), IGNORED)

@@ -123,7 +123,7 @@ REFUSED = {
     "server_update: metric 'x': got Each, accepted: metrics.mean(values, mask), or Mean, Sum": server(
         metrics=metric("x", Each(jnp.ones(())))
     ),
-    "server_update: metric 'x': got int32[2], accepted: scalars, or arrays [5] of the cohort's clients": server(
+    "server_update: metric 'x': got int32[2], int32[], accepted: scalars, or arrays [5] of the cohort's clients": server(
         metrics=metric("x", Sum(jnp.ones(2, jnp.int32)))
     ),
     "server_update: server: got int32[3] at ['w'], accepted: float32[3], as the method's init gives it": server(

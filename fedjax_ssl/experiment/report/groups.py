@@ -78,10 +78,10 @@ def full_key(name: str, runs: Sequence[Run]) -> str:
 
 
 def differing(runs: Iterable[Run]) -> set[str]:
-    """The keys in which the configs of runs differ."""
+    """The keys in which the configs of those runs differ that read them."""
     configs = list(map(_with_files_anywhere, runs))
     keys = {key for config in configs for key in config}
-    return {key for key in keys if len({repr(config.get(key)) for config in configs}) > 1}
+    return {key for key in keys if len({repr(config[key]) for config in configs if key in config}) > 1}
 
 
 def differing_within_methods(runs: Iterable[Run]) -> set[str]:
