@@ -254,7 +254,8 @@ def test_a_signal_before_the_rounds_ends_all_also_where_one_waits_for_another(tm
         "import sys, time\nif '--process_id=1' in sys.orig_argv:\n    from fedjax_ssl.experiment import build\n"
         "    build.build = lambda *args, **options: (print('waits', flush=True), time.sleep(600))\n"
         "else:\n    import jax\n    usual = jax.block_until_ready\n"
-        "    def waits(x):\n        try:\n            return usual(x)\n        except jax.errors.JaxRuntimeError as error:\n            raise ValueError(f'UNKNOWN: {error}') from None\n"
+        "    def waits(x):\n        try:\n            return usual(x)\n"
+        "        except jax.errors.JaxRuntimeError as error:\n            raise ValueError(f'UNKNOWN: {error}') from None\n"
         "    jax.block_until_ready = waits\n",
     )
     jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)

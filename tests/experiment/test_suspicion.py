@@ -159,6 +159,17 @@ def test_overwrite_unlinks_a_link_and_leaves_alone_what_it_leads_to(tmp_path, co
     assert not any(path.is_symlink() or path.name.startswith("overwritten") for path in folder.iterdir())
 
 
+def test_a_checkpoint_that_is_a_link_goes_as_any_other_and_what_it_leads_to_stays(tmp_path, config, runs):
+    folder = shutil.copytree(runs / "stopped", tmp_path / "run")
+    older = folder / "checkpoints" / "2"
+    older.rename(tmp_path / "2")
+    older.symlink_to(tmp_path / "2")
+    before = content(tmp_path / "2")
+    succeeded(config, f"--workdir={folder}")
+    assert not os.path.lexists(older)
+    assert content(tmp_path / "2") == before
+
+
 @pytest.mark.parametrize("call", ["access", "rename"])
 def test_where_overwrite_cannot_remove_one_thing_of_any_run_nothing_is_lost(tmp_path, monkeypatch, call):
     """Such as a folder without the right to change it, or one that another disk is mounted on."""
