@@ -80,7 +80,7 @@ def identity(config: dict[str, Any], without: Sequence[str] = ELSEWHERE) -> dict
     """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
     files = {key: "a file" for key in CLIENT_FILES if config.get(key) not in (None, "", "diurnal")}
     about, keys = known(str(config.get("data.name"))), ("data.weak", "data.strong", "data.labeled")
-    if about and about.kind != "text_features":  # else `default` is of the data
+    if "data.name" in config and "text_features" not in (config["data.name"], about and about.kind):  # whose views are stored
         views = names(str(config["data.name"]), *(str(config.get(key, "default")) for key in keys))
         config = config | dict(zip(keys, views, strict=True))
     return {key: value for key, value in (config | files).items() if key not in without}

@@ -22,12 +22,11 @@ pytestmark = pytest.mark.usefixtures("own_methods")
 
 @pytest.mark.ci
 def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_result(tmp_path, config):
-    arguments = (config, "--config.diagnostics.clients_every=2")
     plain, whole, parts = (tmp_path / name for name in ("plain", "whole", "parts"))
-    for workdir, more in ((plain, ("--config.diagnostics.clients_every=0",)), (whole, ()), (parts, ("--stop_after=3",))):
-        succeeded(*arguments, *more, f"--workdir={workdir}")
+    for workdir, every, more in ((plain, 0, ()), (whole, 2, ()), (parts, 2, ("--stop_after=3",))):
+        succeeded(config, f"--config.diagnostics.clients_every={every}", *more, f"--workdir={workdir}")
     ClientsLog(parts).append(5, {"client/id": np.zeros(1)})  # of a round that no checkpoint has
-    succeeded(*arguments, f"--workdir={parts}")
+    succeeded(config, "--config.diagnostics.clients_every=2", f"--workdir={parts}")
     assert not (plain / "clients").exists()
     assert rows(plain) == rows(whole) == rows(parts)
     records = [ClientsLog(workdir).read() for workdir in (whole, parts)]
@@ -48,7 +47,7 @@ def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_re
     record.write_bytes(b"PK")
     with pytest.raises(ValueError, match=r"round_000004.npz cannot be read .*; remove it"):
         ClientsLog(whole).read()
-    succeeded(*arguments, "--overwrite", "--config.rounds=1", f"--workdir={whole}")
+    succeeded(config, "--config.diagnostics.clients_every=2", "--overwrite", "--config.rounds=1", f"--workdir={whole}")
     assert not (whole / "clients").exists()
 
 
