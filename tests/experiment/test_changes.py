@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import re
+import subprocess
 
 import pytest
 from flax import linen as nn
@@ -94,7 +95,7 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert said(succeeded(*words)) == ""
 
 
-def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_anew(tmp_path, file):
+def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_anew(tmp_path, file, monkeypatch):
     for seed in "01":
         succeeded(f"--config={file}", f"--config.seed={seed}", f"--workdir={tmp_path / 'out' / 'run' / seed}")
     words = (f"--config={file}", "--seeds=2", f"--workdir={tmp_path / 'out'}")
@@ -108,6 +109,16 @@ def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_
     assert notes[0].endswith(changes.ENDED)
     evaluated = succeeded(str(tmp_path / "out"), f"--config={file}", program=evaluate)
     assert evaluated.stderr.count("method.name=own is registered by other files than before") == 1
+
+    started, popen = [], subprocess.Popen
+
+    def starts(line, **given):
+        started.append(line)
+        return popen(["true"] if "launch.run" in line else line, **given)
+
+    monkeypatch.setattr(subprocess, "Popen", starts)
+    assert "note: " not in succeeded(*words, "--overwrite", program=sweep).stderr
+    assert ["--overwrite" in line for line in started if "launch.run" in line] == [True]
 
 
 def test_several_runs_and_a_single_one_do_not_share_a_folder(tmp_path, config):
