@@ -41,8 +41,10 @@ class Sum(NamedTuple):
         if jnp.issubdtype(jnp.result_type(self.total, other.total), jnp.inexact):
             return self._replace(total=self.number + other.number, high=np.int32(0))
         (a, b), highs = zip(*(_split(one.total) for one in (self, other)), strict=True)
+        # XLA would fuse a chain of sums into one loop, in which each has a copy of all before it, twice as many each time.
         total, carry = _split(a + b)
-        return self._replace(total=total, high=self.high + other.high + sum(highs) + carry)
+        total, high = jax.lax.optimization_barrier((total, self.high + other.high + sum(highs) + carry))
+        return self._replace(total=total, high=high)
 
     def __int__(self) -> int:
         """All of it together as a Python integer, on the host."""
