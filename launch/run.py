@@ -49,7 +49,7 @@ def _parser() -> arguments.Parser:
     parser.add_argument("--workdir", metavar="DIR", help=workdir)
     for name, about in (
         ("overwrite", "remove what an earlier run left in the workdir, and start anew"),
-        ("dry_run", "say what the run is and will cost; nothing is trained, compiled or fetched"),
+        ("dry_run", "say what the run is and will cost; nothing is trained or fetched, and no round is compiled"),
         ("distributed", "run as one of several processes, which share the clients of a round"),
     ):
         parser.add_argument(f"--{name}", action="store_true", help=about)
