@@ -56,12 +56,8 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", cores())
 
 
-class FlagsError(ValueError):
-    """The environment asks JAX or XLA for what they cannot do."""
-
-
 def check_flags() -> None:
-    """Raises FlagsError for a number of devices that cannot be; XLA itself names a flag that it does not know."""
+    """Raises ValueError for a number of devices that cannot be; XLA itself names a flag that it does not know."""
     flags = os.environ.get("XLA_FLAGS", "")
     counts = [
         ("XLA_FLAGS", found[0], found[1]) for found in re.finditer(r"--xla_force_host_platform_device_count=(\S*)", flags)
@@ -70,7 +66,7 @@ def check_flags() -> None:
         counts.append((name, text, text))
     for name, got, number in counts:
         if not re.fullmatch("0*[1-9][0-9]*", number):
-            raise FlagsError(f"{name}: got {got}, accepted: a whole number of devices >= 1")
+            raise ValueError(f"{name}: got {got}, accepted: a whole number of devices >= 1")
 
 
 def keep_programs() -> None:
@@ -135,10 +131,11 @@ def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     status = 0
     try:
         try:
-            check_flags()
+            try:
+                check_flags()
+            except ValueError as error:
+                return refuse(error)
             status = main(argv)
-        except FlagsError as error:
-            status = refuse(error)
         except KeyboardInterrupt:
             status = stopped()
         finally:

@@ -153,7 +153,8 @@ def averaging_method(
 
     `client_update`: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput, unless the method replaces
     `broadcast` or `init`. `labels_at` is where the method can read labels, and `views`
-    are those that its clients train on. `work` is `server_work` unless given. `own` gives what the Broadcast has under that name.
+    are those that its clients train on. `work` is `server_work` unless given. `own` gives what the Broadcast has under that
+    name.
     """
     work = work or server_work(task, server)
 
