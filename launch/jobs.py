@@ -278,13 +278,10 @@ class Queue:
 
 def _is_of(cell: Cell, seed: int, config: Mapping[str, Any]) -> bool:
     """Whether the config of a run, of dotted keys, is that of a cell with a seed."""
-    settings = cell.settings.model_copy(update={"seed": seed})
-    own_views = settings.model_copy(update={"data": settings.data.resolved()})  # as a run's folder has them
-    asked = flattened(plain(settings.to_dict()))
+    asked = flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict()))
     keys = ("data.path", *CLIENT_FILES)
     files, others = ([pathlib.PurePath(str(one.get(key, ""))).name for key in keys] for one in (config, asked))
-    alike = (identity(asked), identity(flattened(plain(own_views.to_dict()))))
-    return identity(dict(config)) in alike and files == others
+    return identity(dict(config)) == identity(asked) and files == others
 
 
 def _move(source: pathlib.Path, target: pathlib.Path) -> None:

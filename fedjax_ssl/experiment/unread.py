@@ -14,6 +14,9 @@ from fedjax_ssl.options import Is, Model, ReadWhere, fields_of, is_group
 
 Marks = list[dict[str, Is]]  # of which one has to hold, all conditions of it
 
+OF_PARTITIONS = ("alpha", "min_size", "shards_per_client", "classes_per_client")
+"""The keys of `data` that are parameters of partitions."""
+
 SAID: dict[str, str] = {
     "run.has_clients": "a method with clients",
     "run.has_client_data": "a method that reads the clients' data",
@@ -23,7 +26,7 @@ SAID: dict[str, str] = {
     **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
     **{
         f"run.partition_reads_{key}": f"a partition by {' or '.join(names)}"
-        for key in ("alpha", "min_size", "shards_per_client", "classes_per_client")
+        for key in OF_PARTITIONS
         if (names := [name for name, scheme in PARTITIONS.items() if key in scheme.parameters])
     },
 }  # fmt: skip
@@ -46,9 +49,8 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
         "run.has_batch_norm": has_batch_norm,
     }
     found |= {f"run.has_{view}_views": view in views for view in VIEWS}
-    for key in SAID.keys() - found.keys():
-        parameter = key.removeprefix("run.partition_reads_")
-        found[key] = any(parameter in PARTITIONS[scheme].parameters for scheme in schemes)
+    for key in OF_PARTITIONS:
+        found[f"run.partition_reads_{key}"] = any(key in PARTITIONS[scheme].parameters for scheme in schemes)
     return found
 
 

@@ -57,15 +57,7 @@ def checked(method: Method, spec: DataSpec) -> Method:
 
     @wraps(method.broadcast)
     def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
-        seen = clients if method.requires.all_states else None
-        try:
-            result = method.broadcast(server, seen, cohort)
-        except (TypeError, AttributeError) as error:
-            if seen is not None or "None" not in str(error):
-                raise
-            accepted = "requires=Requires(all_states=True) where it reads the states of all clients"
-            raise ValueError(f"broadcast: got None for clients ({one_line(error)}), accepted: {accepted}") from error
-        shared, own = _pair("broadcast", result, "(shared, own)")
+        shared, own = _pair("broadcast", _sent(method, server, clients, cohort), "(shared, own)")
         _check_axis("broadcast: own", own, len(cohort.ids), "the cohort")
         return shared, own
 
@@ -103,6 +95,18 @@ def checked(method: Method, spec: DataSpec) -> Method:
         predict={name: _checked_predict(name, predict, spec.num_classes) for name, predict in method.predict.items()},
         prepare=prepare,
     )
+
+
+def _sent(method: Method, server: PyTree, clients: PyTree, cohort: Cohort) -> Any:
+    """What `broadcast` returns, which sees the clients' states only if it asks for them."""
+    seen = clients if method.requires.all_states else None
+    try:
+        return method.broadcast(server, seen, cohort)
+    except (TypeError, AttributeError) as error:
+        if seen is not None or "None" not in str(error):
+            raise
+        accepted = "requires=Requires(all_states=True) where it reads the states of all clients"
+        raise ValueError(f"broadcast: got None for clients ({one_line(error)}), accepted: {accepted}") from error
 
 
 def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: int) -> Callable[..., jax.Array]:
