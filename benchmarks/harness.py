@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.experiment.files import replacing
-from fedjax_ssl.experiment.provenance import cores, git_commit, processor
-from fedjax_ssl.experiment.report import cells
+from fedjax_ssl.files import replacing
+from fedjax_ssl.report import cells
+from fedjax_ssl.runs.provenance import cores, git_commit, processor
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

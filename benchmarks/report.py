@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import harness, round_time
-from fedjax_ssl.experiment.report import cells, figures
-from fedjax_ssl.experiment.report.statistics import mean_sd
-from fedjax_ssl.experiment.report.tables import DASH
+from fedjax_ssl.report import cells, figures
+from fedjax_ssl.report.statistics import mean_sd
+from fedjax_ssl.report.tables import DASH
 
 README, TEXT = (pathlib.Path(__file__).with_name(name) for name in ("README.md", "report.md"))
 SWEEPS = pathlib.Path(__file__).parents[1] / "configs" / "sweeps"

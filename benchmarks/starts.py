@@ -18,7 +18,8 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.harness import Result, Rows
 from benchmarks.programs import clocked
-from fedjax_ssl.experiment.files import MetricsLog, read_json
+from fedjax_ssl.files import read_json
+from fedjax_ssl.runs.log import MetricsLog
 
 CONFIG = "configs/digits.py:fl2"
 SEEDS, ROUNDS, LATER = (1, 4), 5, 3

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedjax_ssl.experiment.build import build
     from fedjax_ssl.experiment.experiment import Experiment
-    from fedjax_ssl.experiment.loading import load
     from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
     from fedjax_ssl.methods import METHODS, register_method
     from fedjax_ssl.models import MODELS, register_model
     from fedjax_ssl.options import Options
+    from fedjax_ssl.runs.loading import load
     from fedjax_ssl.simulation.simulator import copied
 
 _folder = pathlib.Path(__file__).parent
@@ -36,7 +36,7 @@ if not (_folder / "configs").exists():  # in a checkout `configs` and `launch` s
     sys.meta_path.insert(0, checkout.Finder())
 
 _HOMES = {
-    "build": "experiment.build", "Experiment": "experiment.experiment", "load": "experiment.loading",
+    "build": "experiment.build", "Experiment": "experiment.experiment", "load": "runs.loading",
     **dict.fromkeys(("Aggregate", "ClientOutput", "Cohort", "DataSpec", "Method", "Requires", "ServerData", "Shard"), "method"),
     **dict.fromkeys(("METHODS", "register_method"), "methods"), **dict.fromkeys(("MODELS", "register_model"), "models"),
     "Options": "options", "copied": "simulation.simulator",

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedjax_ssl.regular import regular
+from fedjax_ssl.files import regular
 
 _MARK = "\ufeff"  # the byte order mark that Excel puts in front; where files were joined, one may be inside
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

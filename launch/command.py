@@ -44,7 +44,7 @@ def use_all_cores() -> None:
     """Makes a JAX device of each CPU core, unless XLA_FLAGS or JAX_NUM_CPU_DEVICES says how many; before JAX is used."""
     import jax
 
-    from fedjax_ssl.experiment.provenance import cores
+    from fedjax_ssl.runs.provenance import cores
 
     flags = os.environ.get("XLA_FLAGS", "")
     # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
@@ -171,7 +171,7 @@ def hint(got: str, names: Iterable[str]) -> str:
 
 def status_of(error: Exception | str) -> int:
     """The exit status for an error that a command found: 1 where a disk, or the system, has failed, else 2."""
-    from fedjax_ssl.experiment.files import failing
+    from fedjax_ssl.files import failing
 
     return 1 if isinstance(error, Exception) and failing(error) else 2
 

@@ -25,20 +25,20 @@ import numpy as np
 
 from fedjax_ssl import csv_files
 from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.files import plain, replacing, write_json
-from fedjax_ssl.experiment.loading import load, run_folders
-from fedjax_ssl.experiment.provenance import dataset_digest
-from fedjax_ssl.experiment.report import tables
-from fedjax_ssl.experiment.report.tables import Spread, Table
-from fedjax_ssl.experiment.run import EVALUATION, diverged
-from fedjax_ssl.experiment.runs import flattened, identity
+from fedjax_ssl.files import plain, replacing, write_json
+from fedjax_ssl.report import tables
+from fedjax_ssl.report.tables import Spread, Table
+from fedjax_ssl.runs.loading import load, run_folders
+from fedjax_ssl.runs.provenance import dataset_digest
+from fedjax_ssl.runs.run import EVALUATION, diverged
 from fedjax_ssl.simulation.round import RunState
 
 from . import arguments, command
 from .examples import Examples, read
 
-SAID = ("fedjax_ssl.data.split", "fedjax_ssl.experiment.doubts")
+SAID = ("fedjax_ssl.data.split", "fedjax_ssl.experiment.warnings")
 """Loggers of what a run has said, which is not said again."""
 LARGEST = 20  # classes of a confusion matrix that is printed
 SUMMARIZED = ("accuracy", "ece", "class_accuracy", "clients", "mean", "worst")

@@ -19,11 +19,11 @@ from typing import Any
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.experiment import unread
-from fedjax_ssl.experiment.report.tables import aligned
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
 from fedjax_ssl.options import accepted, fields_of, is_group, unknown_key
+from fedjax_ssl.report.tables import aligned
 
 from . import arguments, command, sweep
 

@@ -19,16 +19,17 @@ from typing import Any, NamedTuple
 
 import tqdm
 
-from fedjax_ssl.experiment import build, changes, provenance
-from fedjax_ssl.experiment.files import plain
-from fedjax_ssl.experiment.owner import owned
-from fedjax_ssl.experiment.provenance import cores, dataset_digest
-from fedjax_ssl.experiment.report import cells, runs
-from fedjax_ssl.experiment.report.tables import spread
-from fedjax_ssl.experiment.run import RUN
-from fedjax_ssl.experiment.runs import CLIENT_FILES, flattened, identity, runs_of
+from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment.expansion import CLIENT_FILES, flattened, identity, runs_of
+from fedjax_ssl.files import plain
 from fedjax_ssl.host_memory import free_bytes
 from fedjax_ssl.options import plural
+from fedjax_ssl.report import cells, runs
+from fedjax_ssl.report.tables import spread
+from fedjax_ssl.runs import changes, provenance
+from fedjax_ssl.runs.lock import owned
+from fedjax_ssl.runs.provenance import cores, dataset_digest
+from fedjax_ssl.runs.run import RUN
 
 from . import command
 from .programs import Cell, Program, programs

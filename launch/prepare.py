@@ -18,8 +18,8 @@ from fedjax_ssl.data import download
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals, tfds
 from fedjax_ssl.data.sources.checks import first_line
-from fedjax_ssl.experiment.report.tables import aligned
 from fedjax_ssl.experiment.settings import DataSettings
+from fedjax_ssl.report.tables import aligned
 
 from . import arguments, command
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedjax_ssl.experiment.runs import flattened, runs_of
+from fedjax_ssl.experiment.expansion import flattened, runs_of
 
 
 class Cell(NamedTuple):

@@ -16,9 +16,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from fedjax_ssl.experiment.files import replacing
-from fedjax_ssl.experiment.report import cells, groups, page, runs, sections, statistics, tables
+from fedjax_ssl.files import replacing
 from fedjax_ssl.options import plural
+from fedjax_ssl.report import cells, groups, page, runs, sections, statistics, tables
 
 from . import arguments, command
 

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return command.refuse(error)
     # The package is imported after the flags: `--help` and a mistyped flag answer at once.
-    from fedjax_ssl.experiment.stop import BEFORE, Stop
+    from fedjax_ssl.runs.signals import BEFORE, Stop
 
     with streams.lasting(), Stop.on_signals() as stop:
         try:
@@ -89,7 +89,7 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
         except ValueError as error:
             return command.refuse(error)
         return _run_here(config, options, stop, waiting)
-    from fedjax_ssl.experiment import hosts, provenance
+    from fedjax_ssl.runs import hosts, provenance
 
     own = ("process_id", "coordinator")  # which processes may say each in its way
     started = {f"--{name}": value for name, value in vars(options).items() if name not in own} | provenance.software()
@@ -104,11 +104,12 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
 
 
 def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
-    from fedjax_ssl.experiment import estimate, hosts, run
+    from fedjax_ssl.experiment import estimate
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
-    from fedjax_ssl.experiment.files import FAILURES, failure
-    from fedjax_ssl.experiment.writers import AboveTheBar
+    from fedjax_ssl.files import FAILURES, failure
     from fedjax_ssl.options import plural
+    from fedjax_ssl.runs import hosts, run
+    from fedjax_ssl.runs.progress import AboveTheBar
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
 
@@ -156,22 +157,24 @@ def _accepted(
     config: command.Config, options: argparse.Namespace, until_the_end: contextlib.ExitStack
 ) -> tuple[Any, pathlib.Path]:
     """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
-    from fedjax_ssl.experiment import build, changes, extension, hosts, overwrite, owner, provenance, run
-    from fedjax_ssl.experiment.files import plain
+    from fedjax_ssl.experiment import build
+    from fedjax_ssl.experiment.expansion import PLACES, flattened, identity, runs_of
     from fedjax_ssl.experiment.layout import Layout
-    from fedjax_ssl.experiment.runs import PLACES, flattened, identity, runs_of
     from fedjax_ssl.experiment.settings import Settings
+    from fedjax_ssl.files import plain
+    from fedjax_ssl.runs import changes, extension, hosts, lock, overwrite, provenance, run, trackers
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
     def began() -> tuple[Settings, pathlib.Path, tuple[Layout | None, dict[str, int]]]:
         settings = Settings.from_dict(config.tree)
+        trackers.names(settings.log_to)
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
         if is_first():
             run.check_place(workdir, is_several=settings.is_several)
         if is_first() and not options.dry_run:  # before anything there is read
             say = functools.partial(print, file=sys.stderr)
-            until_the_end.enter_context(owner.owned([workdir / name for name in names], say))
+            until_the_end.enter_context(lock.owned([workdir / name for name in names], say))
         is_new = options.overwrite or not is_first()
         return settings, workdir, (None, {}) if is_new else run.noted(workdir, names, settings.rounds)
 

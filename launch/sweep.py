@@ -29,15 +29,15 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from fedjax_ssl.experiment.files import read_json, write_json
-from fedjax_ssl.experiment.owner import owned
-from fedjax_ssl.experiment.provenance import git_commit, processor
-from fedjax_ssl.experiment.report import tables
-from fedjax_ssl.experiment.report.cells import NUMBER, SWEEP, grid
-from fedjax_ssl.experiment.report.groups import short
-from fedjax_ssl.experiment.run import check_place
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
+from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.options import parse, plural
+from fedjax_ssl.report import tables
+from fedjax_ssl.report.cells import NUMBER, SWEEP, grid
+from fedjax_ssl.report.groups import short
+from fedjax_ssl.runs.lock import owned
+from fedjax_ssl.runs.provenance import git_commit, processor
+from fedjax_ssl.runs.run import check_place
 
 from . import arguments, command, prepare
 from .jobs import Done, Queue

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Self
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from fedjax_ssl.experiment.report.cells import on_axis
 from fedjax_ssl.experiment.settings import MOST_RUNS
 from fedjax_ssl.options import Model
+from fedjax_ssl.report.cells import on_axis
 
 from .programs import Cell
 

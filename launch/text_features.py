@@ -30,8 +30,7 @@ from fedjax_ssl import csv_files
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
 from fedjax_ssl.data.sources.values import UNLABELED, from_text, is_integer
-from fedjax_ssl.experiment.files import replacing
-from fedjax_ssl.regular import check_below
+from fedjax_ssl.files import check_below, replacing
 
 from . import arguments, command
 

@@ -1,5 +1,6 @@
 """Fixtures and settings shared by all tests."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -84,3 +85,59 @@ def cifar10_labels(tfds_dir) -> np.ndarray:
 
     source = tfds.builder("cifar10", data_dir=tfds_dir).as_data_source("train", decoders={"image": tfds.decode.SkipDecoding()})
     return np.array([example["label"] for example in source.__getitems__(range(len(source)))])
+
+
+@contextlib.contextmanager
+def _registries_put_back():
+    """Within it methods and networks may be registered."""
+    from fedjax_ssl.methods import METHODS
+    from fedjax_ssl.models import MODELS
+
+    before = dict(METHODS), dict(MODELS)
+    yield
+    for registry, names in zip((METHODS, MODELS), before, strict=True):
+        registry.clear()
+        registry.update(names)
+
+
+@pytest.fixture(scope="module")
+def own_methods():
+    """The method `average` is there, and what else a module's tests register; not for those of other modules."""
+    from tests import average
+
+    with _registries_put_back():
+        average.register()
+        yield
+
+
+def _file(tmp_path_factory, name: str, text: str) -> str:
+    path = tmp_path_factory.mktemp("config") / name
+    path.write_text(text)
+    return f"--config={path}"
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory) -> str:
+    """The argument that names small.py, a config of the method `average`."""
+    from tests.commands import CONFIG
+
+    return _file(tmp_path_factory, "small.py", CONFIG)
+
+
+@pytest.fixture(scope="session")
+def fixmatch(tmp_path_factory) -> str:
+    """The same of a method whose clients and server train a network."""
+    from tests.commands import FIXMATCH
+
+    return _file(tmp_path_factory, "fixmatch.py", FIXMATCH)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, config) -> pathlib.Path:
+    """The folder of a run of small.py, for all who only read it."""
+    from tests.commands import succeeded
+
+    folder = tmp_path_factory.mktemp("finished")
+    with _registries_put_back():
+        succeeded(config, f"--workdir={folder}")
+    return folder

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ssl.experiment import hosts
+from fedjax_ssl.runs import hosts
 from fedjax_ssl.simulation import distributed
 from tests import tiny
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from fedjax_ssl import csv_files
-from fedjax_ssl.regular import regular
+from fedjax_ssl.files import regular
 from launch import arguments
 from launch.text_features import hugging_face_encoder
 

@@ -11,8 +11,8 @@ from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
+from tests.commands import rows
 from tests.engine import copied, distance, run_python, same_bits
-from tests.experiment.commands import rows
 
 pytestmark = pytest.mark.gpu
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, File
 from fedjax_ssl.data.transfer import CutError, RefusedError, transfer
-from fedjax_ssl.regular import regular
+from fedjax_ssl.files import regular
 
 DATA = "FEDJAX_SSL_DATA"
 MIRROR = "FEDJAX_SSL_MIRROR"

@@ -18,13 +18,13 @@ from fedjax_ssl.data import presets, profiles, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import TABLES, FederatedData, widened
 from fedjax_ssl.data.sources import stand_in
-from fedjax_ssl.experiment import sizes, trackers
-from fedjax_ssl.experiment.doubts import log_doubts
+from fedjax_ssl.experiment import sizes
+from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
-from fedjax_ssl.experiment.runs import Run, replaced, runs_of
 from fedjax_ssl.experiment.settings import ClientSettings, ModelSettings, OptimizerSettings, ServerSettings, Settings
 from fedjax_ssl.experiment.unread import facts, unread_by
+from fedjax_ssl.experiment.warnings import log_warnings
 from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.task import Task
@@ -79,7 +79,7 @@ def build(
     if "default" in (given.weak, given.strong) and len(shape) == 3:
         used = [view for view in VIEWS if f"data.{view}" not in experiment.unread]
         _log.info("%s", presets.described(**views, side=min(shape[:2]), used=used))
-    log_doubts(experiment)
+    log_warnings(experiment)
     return experiment
 
 
@@ -190,7 +190,6 @@ class Drawn(NamedTuple):
 def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, reads: bool = True) -> Drawn:
     """Reads the data of a config, unless `dataset` has them, and draws the splits; the first part of `build`."""
     runs = runs_of(config)
-    trackers.names(config.log_to)
     plan = plan_of(runs[0].settings, dataset, reads=reads)
     plans = [plan.of(run.settings) for run in runs]
     if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):

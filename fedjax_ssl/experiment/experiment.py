@@ -17,9 +17,9 @@ from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment import inputs, inspection
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
 from fedjax_ssl.experiment.evaluation import predictions
+from fedjax_ssl.experiment.expansion import Run
 from fedjax_ssl.experiment.inspection import Inspection
 from fedjax_ssl.experiment.layout import Layout
-from fedjax_ssl.experiment.runs import Run
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Method
 from fedjax_ssl.options import plural

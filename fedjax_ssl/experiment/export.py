@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.files import replacing
+from fedjax_ssl.files import replacing
 from fedjax_ssl.local.task import evaluated_weights
 from fedjax_ssl.simulation.round import RunState
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from fedjax_ssl import models
 from fedjax_ssl.data.settings import Clients, DataSettings
-from fedjax_ssl.experiment.files import CHECKSUM
 from fedjax_ssl.experiment.system_settings import SystemSettings
+from fedjax_ssl.files import CHECKSUM
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import (
     MANY,

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.settings import DataSettings
-from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.method import VIEWS, Requires
 from fedjax_ssl.methods import METHODS, options_class

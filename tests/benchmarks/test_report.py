@@ -5,9 +5,9 @@ import re
 import pytest
 
 from benchmarks import harness, report
-from fedjax_ssl.experiment.files import plain
-from fedjax_ssl.experiment.report import cells
-from fedjax_ssl.experiment.report.tables import DASH
+from fedjax_ssl.files import plain
+from fedjax_ssl.report import cells
+from fedjax_ssl.report.tables import DASH
 from launch import command, sweep
 
 

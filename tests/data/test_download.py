@@ -14,7 +14,8 @@ import pytest
 
 from fedjax_ssl.data import download, sources
 from fedjax_ssl.data.catalog import ORIGINALS
-from fedjax_ssl.experiment import build, provenance
+from fedjax_ssl.experiment import build
+from fedjax_ssl.runs import provenance
 from launch import command, prepare
 from tests.data import archives
 from tests.data.common import message_of, picture

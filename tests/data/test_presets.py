@@ -9,7 +9,7 @@ from fedjax_ssl.data import augment, presets
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.presets import STRONG_VIEWS, WEAK_VIEWS
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.runs import flattened, identity
+from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from launch import explain
 from tests.data.common import in_memory, many, message_of, picture, windows

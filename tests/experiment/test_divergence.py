@@ -9,8 +9,8 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation.round import FAULT
 from tests import engine, tiny
-from tests.experiment.average import AverageOptions, average
-from tests.experiment.commands import CONFIG, launch, rows
+from tests.average import AverageOptions, average
+from tests.commands import CONFIG, launch, rows
 
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 

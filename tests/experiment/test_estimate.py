@@ -6,10 +6,11 @@ import socket
 import pytest
 
 from configs import fl2_cifar10
-from fedjax_ssl.experiment import estimate, run
+from fedjax_ssl.experiment import estimate
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.runs import run
 from tests import tiny
-from tests.experiment.commands import succeeded
+from tests.commands import succeeded
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from pydantic import Field
 import fedjax_ssl
 from configs import digits
 from fedjax_ssl.models import from_nnx, registry
-from tests import engine
-from tests.experiment import average
+from tests import average, engine
 
 
 def config(**changed):

@@ -18,8 +18,8 @@ import fedjax_ssl
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
+from tests.commands import ROOT, succeeded
 from tests.engine import distance, with_outputs
-from tests.experiment.commands import ROOT, succeeded
 
 
 def blocks(language: str, title: str = "A method and a network of your own") -> list[str]:

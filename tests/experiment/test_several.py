@@ -9,16 +9,16 @@ import pytest
 from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.runs import runs_of
+from fedjax_ssl.experiment.expansion import runs_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.simulation import execution
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny
+from tests.average import AverageOptions, average
+from tests.commands import without_times
 from tests.engine import distance, with_outputs
-from tests.experiment.average import AverageOptions, average
-from tests.experiment.commands import without_times
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 IMAGES = synthetic(seed=0)  # those of all runs

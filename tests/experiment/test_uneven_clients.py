@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from configs import digits
-from fedjax_ssl.experiment import estimate, provenance
+from fedjax_ssl.experiment import estimate
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.divergence import divergence
 from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.runs import provenance
 from fedjax_ssl.simulation.round import FAULT
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy

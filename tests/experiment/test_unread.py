@@ -8,11 +8,11 @@ import pytest
 
 from configs import digits
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.runs import flattened
+from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.unread import SAID, needs, readers
 from fedjax_ssl.methods import METHODS
 from tests import tiny
-from tests.experiment.traced import digest, fields, others, with_value
+from tests.traced import digest, fields, others, with_value
 
 BASE: dict[str, Any] = {"network": "cnn", "server__sbn_labeled_batch_size": 7, "server__sbn_unlabeled_batch_size": 33}
 LARS, ADAM = {"client__optimizer__name": "lars"}, {"client__optimizer__name": "adam", "server__optimizer__name": "adam"}

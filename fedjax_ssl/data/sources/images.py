@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Shaped, UInt8
 
 from fedjax_ssl.data.bars import bar
-from fedjax_ssl.regular import regular
+from fedjax_ssl.files import regular
 
 os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**26))  # of 2**30, which a few bytes can claim; read at the import
 import cv2

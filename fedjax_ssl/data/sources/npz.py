@@ -11,8 +11,8 @@ import numpy as np
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.labels import clients
 from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.files import regular
 from fedjax_ssl.host_memory import free_bytes
-from fedjax_ssl.regular import regular
 
 _SPLITS = ("train", "val", "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))

@@ -15,7 +15,7 @@ from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.resplit import with_splits
-from fedjax_ssl.regular import check_below
+from fedjax_ssl.files import check_below
 
 _TRANSPOSED = ("emnist",)  # stored with rows and columns exchanged, as NIST's files are
 _NAME = r"(\w+)(/[\w.-]+)?(:[\d.*]+)?"

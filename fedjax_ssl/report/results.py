@@ -1,0 +1,157 @@
+"""The tables of a report: results, costs, runs, differing settings, classes and clients."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedjax_ssl.experiment.evaluation import worst
+from fedjax_ssl.report import statistics
+from fedjax_ssl.report.extras import Evaluation
+from fedjax_ssl.report.groups import (
+    METHOD,
+    SEED,
+    Group,
+    Grouped,
+    differing,
+    differing_within_methods,
+    text_of,
+)
+from fedjax_ssl.report.runs import Run
+from fedjax_ssl.report.tables import DASH, Cell, Link, Table, of_classes, spread
+
+ACCURACY = "eval/accuracy"
+Evaluations = dict[str, list[Evaluation]]
+"""A group's label -> the evaluations of its runs."""
+
+
+def accuracy(run: Run, number: int = 1) -> float:
+    """A run's test accuracy in percent: the last, or the mean of the last `number` evaluations."""
+    rounds = run.columns["round"]
+    is_usual = (rounds % run.config["eval_every"] == 0) | (rounds == run.rounds_done)  # not the end of a run that went on
+    return 100 * statistics.last(np.where(is_usual, run.column(ACCURACY), np.nan), number)
+
+
+def default_target(groups: Sequence[Group]) -> float:
+    """90 % of the best group's mean last accuracy, as a fraction rounded to three digits; NaN: nothing was evaluated."""
+    means = [spread([accuracy(run) for run in group.used]).mean for group in groups]
+    known = [mean for mean in means if not math.isnan(mean)]
+    return round(0.9 * max(known) / 100, 3) if known else math.nan
+
+
+def to_target(run: Run, kind: str, target: float) -> float:
+    """What a run has spent when its accuracy first reaches the target; NaN: it does not."""
+    return statistics.first_reaching(statistics.axis(run.columns, kind), run.column(ACCURACY), target)
+
+
+def link(group: Group) -> Link:
+    """A group's label, which leads to its command."""
+    return Link(group.label, f"command-{group.slug}")
+
+
+def results(grouped: Grouped, target: float) -> Table:
+    """Each group's accuracies, and what it takes to the target."""
+    shown = f"{100 * target:.1f} %"
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        seeds = str(len(group.used)) if len(group.used) == len(group.runs) else f"{len(group.used)} of {len(group.runs)}"
+        seeds += " unfinished" * (bool(group.used) and not group.is_finished)
+        reached = [spread([to_target(run, kind, target) for run in group.used]) for kind in ("rounds", "bytes", "seconds")]
+        means = [spread([accuracy(run, number) for run in group.used], 1) for number in (1, 5)]
+        rows.append((link(group), *means, seeds, *(one._replace(digits=min(one.digits, 1)) for one in reached)))
+    header = (grouped.heading, "last, %", "last 5, %", "runs", f"rounds to {shown}", f"MB to {shown}", f"s to {shown}")
+    note = (
+        "Test accuracy of the last evaluation and mean of the last five; mean ± sample standard deviation over runs. To the "
+        f"target: the first evaluation with {shown} or more; MB (10^6 bytes) up and down of all clients; seconds of rounds, "
+        "those of all runs that share a program, without compilation and evaluation; (2 of 3): the mean of those runs that "
+        "have a value. A group's name leads to its command."
+    )
+    return Table("results", "Test accuracy, and costs to a target accuracy", header, tuple(rows), note)
+
+
+def costs(grouped: Grouped) -> Table:
+    """Each group's totals at its last round."""
+    totals_of = {"comm/bytes_up": 1e6, "comm/bytes_down": 1e6, "cost/forward_passes": 1e3, "cost/backward_passes": 1e3}
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        totals = [spread([statistics.last(run.column(key)) / unit for run in group.used]) for key, unit in totals_of.items()]
+        seconds = spread([statistics.last(run.column("time/round_s"), len(run.columns["round"])) for run in group.used])
+        sizes = sorted({run.summary["num_params"] for run in group.used if type(run.summary.get("num_params")) is int})
+        size: Cell = sizes[0] if len(sizes) == 1 else ", ".join(f"{one:,}" for one in sizes) or DASH
+        rounds = sorted({run.rounds_done for run in group.used})
+        rows.append((link(group), ", ".join(map(str, rounds)) or DASH, *totals, seconds, size))
+    header = (grouped.heading, "rounds", "MB up", "MB down", "10^3 forward", "10^3 backward", "s a round", "parameters")
+    note = (
+        "Bytes and passes (examples through networks) are totals of all clients and rounds. Runs of one program, such as "
+        "several seeds of one command, share its seconds."
+    )
+    return Table("costs", "Costs", header, tuple(rows), note)
+
+
+def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
+    """Every run that was found."""
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        for run in group.runs:
+            last = spread([accuracy(run)], 1)
+            used = "yes" if group.uses(run) else "no"
+            rows.append((run.name, link(group), str(run.config[SEED]), run.state, last, used))
+    rows += [(line.partition(":")[0], DASH, DASH, "unreadable", spread([]), "no") for line in unreadable]
+    header = ("run", grouped.heading, "seed", "state", "last, %", "used")
+    return Table("runs", "All runs", header, tuple(rows), "Used: whether the run counts in the means above.")
+
+
+def differences(grouped: Grouped) -> Table | None:
+    """The keys whose values differ, with each group's values; None: there is none. Of `method` those that one method varies."""
+    runs = [run for group in grouped.groups for run in group.runs]
+    keys = {key for key in differing(runs) if key == METHOD or not key.startswith("method.")} | differing_within_methods(runs)
+    rows = []
+    for key in sorted(keys - {SEED}):
+        cells = []
+        for group in grouped.groups:
+            values = sorted({text_of(run.config[key]) for run in group.runs if key in run.config})
+            cells.append(" | ".join(values) or DASH)
+        rows.append((key, *cells))
+    header = ("key", *(group.label for group in grouped.groups))
+    return Table("differences", "What differs in the configs", header, tuple(rows)) if rows else None
+
+
+def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
+    """Each class' accuracy, a column for each group; None: no evaluation has it."""
+    having = {group.label: [one.per_class for one in found[group.label] if len(one.per_class)] for group in groups}
+    having = {label: parts for label, parts in having.items() if parts}
+    if not having:
+        return None
+    rows: list[tuple[Cell, ...]] = []
+    number = max(len(part) for parts in having.values() for part in parts)
+    for index, head in enumerate(of_classes(number, class_names([one for label in having for one in found[label]]))):
+        each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
+        rows.append((head, *(spread(values, 1) for values in each)))
+    errors = {label: spread([100 * one.ece for one in found[label] if not math.isnan(one.ece)], 1) for label in having}
+    shown = "; ".join(f"{label} {error}" for label, error in errors.items() if error.number)
+    note = f"Expected calibration error, %: {shown}." if shown else ""
+    return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows), note)
+
+
+def class_names(found: Sequence[Evaluation]) -> tuple[str, ...]:
+    """The names of the classes that all have in common, or none."""
+    names = {one.classes for one in found}
+    return names.pop() if len(names) == 1 else ()
+
+
+def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
+    """Accuracies over clients, and the worst; None: no evaluation has them."""
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        having = [one for one in found[group.label] if len(one.known)]
+        if not having:
+            continue
+        each = [np.sort(one.known) for one in having]
+        numbers = [spread([100 * float(of(values)) for values in each], 1) for of in (np.mean, worst)]
+        lowest = spread([100 * float(values[0]) for values in each], 1)
+        first = having[0].per_client
+        named = ", ".join(f"{k} ({100 * first[k]:.1f})" for k in np.argsort(first, kind="stable")[:5] if np.isfinite(first[k]))
+        rows.append((link(group), ", ".join(sorted({str(len(values)) for values in each})), *numbers, lowest, named))
+    header = (grouped.heading, "clients", "mean, %", "worst 10 %, %", "lowest, %", "worst clients of the first run: id (%)")
+    title = "Accuracy over clients, of each one's own training examples"
+    return Table("clients", title, header, tuple(rows)) if rows else None

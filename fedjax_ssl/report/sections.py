@@ -1,0 +1,272 @@
+"""The sections of a report, from groups of runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl.report import cells, extras, figures, results, statistics, tables
+from fedjax_ssl.report.figures import Curve, Picture
+from fedjax_ssl.report.groups import Group, Grouped, slug
+from fedjax_ssl.report.page import Code, Item, Section, Words
+from fedjax_ssl.report.results import ACCURACY, Evaluations
+from fedjax_ssl.report.splits import split_pictures
+
+Metrics = Mapping[str, tuple[str, float]]
+"""A metric's key -> its name in words, and the factor that its values are shown with."""
+TEST = {ACCURACY: ("Test accuracy, %", 100)}
+PSEUDO_LABELS = {
+    "diagnostics/pseudo_label_accuracy": ("Pseudo-label accuracy, %", 100),
+    "diagnostics/label_ratio": ("Label ratio, %", 100), "diagnostics/correct_ratio": ("Correct ratio, %", 100),
+    "diagnostics/wrong_ratio": ("Wrong ratio, %", 100), "diagnostics/correct_wrong_ratio": ("Correct / wrong", 1),
+}  # fmt: skip
+"""With the test accuracy the parts of (FL)^2's Figure 3."""
+TRAINING = {
+    "eval/accuracy_online": ("Accuracy of the online network, %", 100), "eval/loss": ("Test loss", 1),
+    "client/loss": ("Loss at the clients", 1), "client/mask_rate": ("Accepted pseudo-labels, %", 100),
+    "client/threshold": ("Mean threshold of the clients", 1), "client/upload_fraction": ("Uploaded share, %", 100),
+    "client/instance_weight_mean": ("Weight of unlabeled examples", 1), "client/reward": ("Mean reward of the clients", 1),
+    "server/loss": ("Loss at the server", 1),
+}  # fmt: skip
+TRACES = {
+    "client/threshold": "threshold tau", "client/class_thresholds": "class thresholds", "client/weight": "aggregation weight",
+    "client/mask_rate": "mask rate", "diagnostics/label_ratio": "label ratio",
+    "diagnostics/pseudo_label_accuracy": "pseudo-label accuracy", "client/loss": "loss",
+    "client/update_norm": "norm of the update", "client/cosine": "cosine to the aggregate",
+}  # fmt: skip
+"""What is shown of clients' records: metric -> its name in words."""
+SHOWN = 6
+"""Of figures that a group has of its own, such as confusion matrices, the page has those of the first groups."""
+
+
+class Source(NamedTuple):
+    """What a report is made from: groups, their evaluations, and the reader's choices."""
+
+    grouped: Grouped
+    evaluations: Evaluations
+    sweeps: list[cells.Sweep]
+    unreadable: tuple[str, ...]
+    problems: tuple[str, ...]
+    x: str
+    target: float
+
+
+def source(
+    grouped: Grouped, sweeps: list[cells.Sweep], unreadable: Sequence[str], problems: list[str], x: str, target: float | None
+) -> Source:
+    """Reads the evaluations, adds to `problems`, and chooses the target where none is given."""
+    evaluations: Evaluations = {}
+    for group in grouped.groups:
+        evaluations[group.label] = []
+        for run in group.runs:
+            found, said = extras.evaluation(run)
+            ended = statistics.instability(run.columns) if run.is_finished else run.state
+            own = (*run.problems, *said, f"diverged: {run.reason}" if run.reason else ended)
+            problems += [f"{run.name}: {line}" for line in own if line]
+            if found is not None and group.uses(run):
+                evaluations[group.label].append(found)
+    if x == "simulated" and not any("sim/seconds" in run.columns for group in grouped.groups for run in group.runs):
+        problems.append("--x=simulated: no run has simulated seconds, which come with config.system.*")
+    reached = results.default_target(grouped.groups) if target is None else target
+    return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached)
+
+
+def curve(group: Group, style: int, key: str, kind: str, factor: float = 1.0) -> Curve | None:
+    """A group's curve of a metric; None where its runs have no round with it in common."""
+    having = [run.columns for run in group.used if key in run.columns]
+    if not having or len(having) < len(group.used):
+        return None
+    xs, ys = [statistics.axis(one, kind) for one in having], [factor * one[key] for one in having]
+    x, y = statistics.common(xs, ys, [one["round"] for one in having])
+    return Curve(group.place.curve, x, *statistics.mean_sd(y), style) if len(x) else None
+
+
+def drawn(made_from: Source, metrics: Metrics, kind: str) -> Iterator[tuple[str, dict[str, list[Curve]]]]:
+    """The name of each figure, and the curves of the metrics that its groups have; a group has the same style in all."""
+    together: dict[str, list[Group]] = {}
+    for group in made_from.grouped.groups:
+        together.setdefault(group.place.figure, []).append(group)
+    for figure, groups in together.items():
+        parts = {}
+        for key, (_, factor) in metrics.items():
+            found = [curve(group, style, key, kind, factor) for style, group in enumerate(groups)]
+            if lines := [one for one in found if one is not None]:
+                parts[key] = lines
+        yield figure, parts
+
+
+def curves(made_from: Source, metrics: Metrics, kind: str, level: tuple[str, float] | None = None) -> list[Picture]:
+    """A figure of each metric against an axis of `statistics.AXES`."""
+    pictures = []
+    for figure, parts in drawn(made_from, metrics, kind):
+        for key, lines in parts.items():
+            words = metrics[key][0]
+            title = _title(_against(words.removesuffix(", %"), kind), figure)
+            name = _name(f"{key}_{kind}", figure)
+            pictures.append(figures.curves(name, title, {words: lines}, statistics.AXES[kind], level))
+    return pictures
+
+
+def panels(made_from: Source) -> list[Picture]:
+    """The parts of (FL)^2's Figure 3 in one figure, for a paper; none where runs have no pseudo-labels."""
+    metrics, pictures = TEST | PSEUDO_LABELS, []
+    for figure, parts in drawn(made_from, metrics, made_from.x):
+        if len(parts) > 1:
+            named = {metrics[key][0]: lines for key, lines in parts.items()}
+            title = _title(_against("Pseudo-labels", made_from.x), figure)
+            pictures.append(figures.curves(_name("panel", figure), title, named, statistics.AXES[made_from.x]))
+    return pictures
+
+
+def _against(words: str, kind: str) -> str:
+    return f"{words} against {statistics.AXES[kind] if kind == 'simulated' else kind}"
+
+
+def _title(words: str, figure: str) -> str:
+    return ": ".join(filter(None, [words, figure]))
+
+
+def _name(name: str, figure: str) -> str:
+    return "_".join(filter(None, [name.replace("/", "_"), slug(figure)]))
+
+
+def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
+    """All sections that the runs have content for."""
+    found = [
+        Section("Results", tuple(_results(made_from))),
+        Section("Notes on the runs", (Words(made_from.problems + made_from.unreadable + made_from.grouped.notes),)),
+        Section("Curves", tuple(_accuracy(made_from))),
+        Section("Pseudo-labels", tuple(_pseudo_labels(made_from))),
+        Section("Training", tuple(curves(made_from, TRAINING, made_from.x))),
+        Section("Classes", tuple(_classes(made_from))),
+        Section("Clients", tuple(_clients(made_from))),
+        Section("Splits", tuple(split_pictures(made_from.grouped))),
+        Section("Runs", tuple(_runs(made_from))),
+        Section("Commands", tuple(commands)),
+    ]
+    return [one for one in found if one.items and one.items != (Words(()),)]
+
+
+def _results(made_from: Source) -> list[Item]:
+    shown = [table for one in made_from.sweeps for table in _tables(one)]
+    figures = [one for sweep in made_from.sweeps for one in _along(sweep)]
+    return [results.results(made_from.grouped, made_from.target), *shown, results.costs(made_from.grouped), *figures]
+
+
+def _tables(sweep: cells.Sweep) -> Iterator[tables.Table]:
+    """A sweep's accuracies, rows by columns, where it has several columns; and all numbers of its cells."""
+    title = sweep.about or f"Cells of {sweep.name}"
+    if len({one["case"]["column"] for one in sweep.results}) > 1:
+        name = f"sweep_{slug(sweep.name)}_accuracy"
+        yield cells.grid(name, f"{title}: accuracy of the last round, %", cells.accuracies(sweep.results))
+    yield cells.table(sweep.name, title, sweep.results).without_empty()
+
+
+def _along(sweep: cells.Sweep) -> Iterator[Picture]:
+    """Accuracy against the number that a sweep changes, and the bytes where they change with it; of cells without an error."""
+    having = [one for one in sweep.results if sweep.x and not any("error" in run for run in one["runs"])]
+    lines: dict[str, list[tuple[float, cells.Result]]] = {}
+    for (line, x), one in zip(cells.on_axis([one["case"] for one in having]), having, strict=False):
+        lines.setdefault(line, []).append((x, one))
+    parts = {}
+    for key, label, factor in (("accuracy", "test accuracy, %", 100), ("bytes_up", "MB up", 1e-6)):
+        own = []
+        for style, (line, points) in enumerate(lines.items()):
+            points.sort(key=lambda point: point[0])
+            spreads = [tables.spread([factor * run[key] for run in one["runs"]]) for _, one in points]
+            means, sds = (np.array([getattr(one, name) for one in spreads]) for name in ("mean", "sd"))
+            own.append(Curve(line or sweep.name, np.array([x for x, _ in points]), means, sds, style))
+        if key == "accuracy" or any(np.ptp(one.mean) for one in own):
+            parts[label] = own
+    if ticks := sorted({x for points in lines.values() for x, _ in points}):
+        title = sweep.about or f"Accuracy against {sweep.x}"
+        yield figures.curves(f"sweep_{slug(sweep.name)}_along", title, parts, sweep.x, ticks=ticks)
+
+
+def _accuracy(made_from: Source) -> list[Item]:
+    """Accuracy against the chosen axis, against bytes, and against simulated seconds where runs have them."""
+    level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
+    kinds = dict.fromkeys((made_from.x, "bytes", "simulated"))
+    pictures = [one for kind in kinds for one in curves(made_from, TEST, kind, level)]
+    words = (
+        "Lines are means over runs, bands one sample standard deviation to either side, in the rounds in which all of a "
+        "group's runs have a value."
+    )
+    if made_from.x != "rounds":
+        words += " A point is one round: its place on the axis is the mean of the runs."
+    return [Words((words,)), *pictures] if pictures else []
+
+
+def _pseudo_labels(made_from: Source) -> list[Item]:
+    words = (
+        "Ratios are shares of the unlabeled examples whose labels are made: accepted ones, and of these the right and the "
+        "wrong ones. Correct / wrong has no value in a round in which none is wrong."
+    )
+    pictures = curves(made_from, PSEUDO_LABELS, made_from.x)
+    return [Words((words,)), *pictures] if pictures else []
+
+
+def _classes(made_from: Source) -> list[Item]:
+    """Accuracies of classes and confusion matrices."""
+    table = results.per_class(made_from.grouped.groups, made_from.evaluations)
+    items: list[Item] = [table] if table else []
+    for group in made_from.grouped.groups:
+        evaluations = [one for one in made_from.evaluations[group.label] if len(one.confusion)]
+        having = [one.confusion for one in evaluations if one.confusion.shape == evaluations[0].confusion.shape]
+        if not having or len(items) > SHOWN:
+            continue
+        total = np.sum(having, axis=0)
+        with np.errstate(invalid="ignore"):
+            shares = 100 * total / total.sum(1, keepdims=True)
+        title, labels = f"Confusion matrix: {group.label}", ("true class", "predicted class", "%")
+        caption = f"% of a true class, over {len(having)} run{'s' * (len(having) > 1)}"
+        few = len(total) <= 12
+        names = results.class_names(evaluations)
+        heads = tables.of_classes(len(total), names) if few and names else ()
+        items.append(figures.heat(f"confusion_{group.slug}", title, shares, labels, numbers=few, caption=caption, heads=heads))
+    return items
+
+
+def _clients(made_from: Source) -> list[Item]:
+    """Accuracies over clients, and what clients recorded."""
+    items: list[Item] = []
+    groups = made_from.grouped.groups
+    if table := results.worst_clients(made_from.grouped, made_from.evaluations):
+        known = {group.label: [one.known for one in made_from.evaluations[group.label]] for group in groups}
+        samples = {label: 100 * np.concatenate(parts) for label, parts in known.items() if sum(map(len, parts))}
+        labels = ("accuracy on a client's own training examples, %", "clients, of all runs")
+        items += [table, figures.histogram("clients_histogram", "Clients by their accuracy", samples, labels)]
+    shown = 0
+    for group in groups:
+        for run in group.used:
+            records, problems = extras.records(run)
+            items += [Words((f"{run.name}: {line}",)) for line in problems]
+            if records is not None and shown < SHOWN:
+                shown += 1
+                items.append(Words((f"Clients' records of {run.name}:",)))
+                items += _record_pictures(group, records)
+                break
+    return items
+
+
+def _record_pictures(group: Group, records: extras.Records) -> list[Picture]:
+    """A figure for each number that clients recorded, and a heat map for each that they have one of per class."""
+    pictures = []
+    for key, label in TRACES.items():
+        values = records.values.get(key, np.zeros(0))
+        name, title = f"trace_{key.rpartition('/')[2]}_{group.slug}", f"{label[0].upper()}{label[1:]}: {group.label}"
+        if not np.isfinite(values).any():
+            continue
+        if values.ndim == 1:
+            pictures.append(figures.traces(name, title, records.round, records.id, values, label))
+            continue
+        times = np.unique(records.round)
+        rows = [[figures.median(column) for column in values[records.round == time].T] for time in times]
+        labels, caption = ("class", "round", label), "Median over the clients of a round"
+        pictures.append(figures.heat(name, title, np.array(rows).T, labels, caption=caption, columns=times))
+    return pictures
+
+
+def _runs(made_from: Source) -> list[Item]:
+    table = results.differences(made_from.grouped)
+    return [results.of_runs(made_from.grouped, made_from.unreadable), *([table] if table else [])]

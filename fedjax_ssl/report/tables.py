@@ -1,0 +1,174 @@
+"""Tables as text, CSV, LaTeX (booktabs) and HTML."""
+
+import html
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ssl import csv_files
+from fedjax_ssl.options import one_line
+from fedjax_ssl.report import statistics
+
+DASH = "\N{EN DASH}"
+
+
+class Spread(NamedTuple):
+    """A mean and a sample standard deviation over runs, shown with so many decimals.
+
+    `missing` runs have no value; where there are any, the cell says how many have one.
+    """
+
+    mean: float
+    sd: float
+    digits: int = 1
+    number: int = 1
+    missing: int = 0
+
+    def __str__(self) -> str:
+        if math.isnan(self.mean):
+            return DASH
+        text = f"{self.mean:,.{self.digits}f}"
+        text += "" if math.isnan(self.sd) else f" ± {self.sd:,.{self.digits}f}"
+        return text + (f" ({self.number} of {self.number + self.missing})" if self.missing else "")
+
+
+def spread(values: Sequence[float], digits: int | None = None) -> Spread:
+    """The spread of values, NaN: none; without `digits` with three significant ones, and none behind the point from 100 on."""
+    there = np.array([value for value in values if not math.isnan(value)])
+    mean, sd = statistics.mean_sd(there) if len(there) else (math.nan, math.nan)
+    if digits is None:
+        size = abs(float(mean))
+        digits = 1 if size == 0 else 0 if math.isnan(size) else min(6, max(0, 2 - math.floor(math.log10(size))))
+    return Spread(float(mean), float(sd), digits, len(there), len(values) - len(there))
+
+
+def of_classes(number: int, names: Sequence[str]) -> list[str]:
+    """The heads of rows of classes: `0 = cat`, or `0` where they have no names."""
+    return (
+        [f"{c} = {one_line(name)}" for c, name in enumerate(names)] if len(names) == number else list(map(str, range(number)))
+    )
+
+
+class Link(NamedTuple):
+    """A text that links to a part of the page."""
+
+    text: str
+    target: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cell = str | int | Spread | Link
+
+
+class Table(NamedTuple):
+    """A table; `name` is that of its files."""
+
+    name: str
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+    def is_number(self, column: int) -> bool:
+        """Whether a column has numbers, which are aligned to the right."""
+        cells = [row[column] for row in self.rows]
+        return any(isinstance(cell, int | Spread) for cell in cells) and not any(isinstance(cell, Link) for cell in cells)
+
+    def without_empty(self) -> "Table":
+        """The table without columns in which no cell has anything."""
+        filled = [i for i in range(len(self.header)) if any(str(row[i]) != DASH for row in self.rows)]
+        rows = tuple(tuple(row[i] for i in filled) for row in self.rows)
+        return self._replace(header=tuple(self.header[i] for i in filled), rows=rows)
+
+
+def text(table: Table) -> str:
+    """Aligned columns."""
+    lines = aligned([table.header, *(tuple(map(_plain, row)) for row in table.rows)], table.is_number)
+    return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])]) + "\n"
+
+
+def aligned(rows: Sequence[Sequence[str]], is_number: Callable[[int], bool] = lambda column: False) -> list[str]:
+    """Rows as lines with columns of one width, those with numbers to the right."""
+    columns = []
+    for i, cells in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, cells))
+        columns.append([cell.rjust(width) if is_number(i) else cell.ljust(width) for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+
+
+def comma_separated(table: Table) -> str:
+    """CSV whose spreads are three columns: mean, sd, and the number of runs with a value, as far as they vary or are known."""
+    wide = [any(isinstance(row[i], Spread) for row in table.rows) for i in range(len(table.header))]
+    parts = [("", ": sd", ": runs") if w else ("",) for w in wide]
+    rows = [[f"{name}{part}" for name, own in zip(table.header, parts, strict=True) for part in own]]
+    for row in table.rows:
+        cells: list[str] = []
+        for cell, w in zip(row, wide, strict=True):
+            if isinstance(cell, Spread):
+                cells += ["" if math.isnan(value) else f"{value:.6g}" for value in (cell.mean, cell.sd)] + [str(cell.number)]
+            else:
+                cells += [str(cell), *([""] * (2 * w))]
+        rows.append(cells)
+    return csv_files.written(rows)
+
+
+def latex(table: Table) -> str:
+    r"""A `table` environment with booktabs' rules; the document needs \usepackage{booktabs}."""
+    columns = "".join("r" if table.is_number(i) else "l" for i in range(len(table.header)))
+    lines = [
+        r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{escaped(table.title)}}}",
+        rf"\label{{tab:{table.name}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
+        " & ".join(map(escaped, table.header)) + r" \\", r"\midrule",
+    ]  # fmt: skip
+    lines += [" & ".join(escaped(_plain(cell)) for cell in row) + r" \\" for row in table.rows]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", DASH: "--", "<": r"$<$", ">": r"$>$", "≥": r"$\geq$",
+}  # fmt: skip
+
+
+def escaped(words: str) -> str:
+    """A text for LaTeX."""
+    return re.sub("|".join(map(re.escape, _LATEX)), lambda match: _LATEX[match[0]], words)
+
+
+def as_html(table: Table) -> str:
+    """A table that scrolls inside its own box; the first cell of a row is its heading."""
+    head = "".join(f'<th scope="col"{_class(table, i)}>{html.escape(name)}</th>' for i, name in enumerate(table.header))
+    body = []
+    for row in table.rows:
+        cells = [
+            _html_cell(cell, f'th scope="row"{_class(table, 0)}' if i == 0 else f"td{_class(table, i)}")
+            for i, cell in enumerate(row)
+        ]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    title = html.escape(table.title)
+    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<figure class="table"><figcaption id="table-{table.name}">{title}</figcaption>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table aria-labelledby="table-{table.name}">\n'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(body)}</tbody></table></div>{note}</figure>"
+    )
+
+
+def _class(table: Table, column: int) -> str:
+    return ' class="number"' if table.is_number(column) else ""
+
+
+def _html_cell(cell: Cell, tag: str) -> str:
+    shown = html.escape(_plain(cell))
+    if isinstance(cell, Link):
+        shown = f'<a href="#{html.escape(cell.target)}">{shown}</a>'
+    return f"<{tag}>{shown}</{tag.split()[0]}>"
+
+
+def _plain(cell: Cell) -> str:
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)

@@ -1,0 +1,126 @@
+"""Finished and stopped runs, loaded from their folders, which are only read."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+
+from fedjax_ssl import methods, models
+from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.experiment.build import build, profiles_of
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.system_settings import SystemSettings
+from fedjax_ssl.files import read_json
+from fedjax_ssl.runs import changes, provenance
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.log import complete_lines
+from fedjax_ssl.runs.run import CONFIG, RUN, check_same_run, log_of
+from fedjax_ssl.simulation.round import RunState
+
+Path = str | os.PathLike[str]
+ACCEPTED = "accepted: the folder of a run that has one"
+IN_MEMORY = ("arrays", "text_features")  # the names of data that `build` got, where they have no path
+
+
+def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", path: str = "") -> tuple[Experiment, RunState]:
+    """The experiment of a run, and its newest state: of one run's folder, finished or stopped. The folder is only read.
+
+    Data that have moved since are found by `data_dir` or `path`, which take the place of the config's; data that were in memory
+    are given as `dataset`. A method or a network that is not the package's has to be registered before. Where this machine
+    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding. Where files of uneven
+    clients are gone or others than the run's, its rounds are refused, and all else is there.
+
+    Raises ValueError or FileNotFoundError, with one line, where there is no run, the folder holds several runs, a file of it
+    is damaged, or the data are others.
+    """
+    folder, *others = run_folders(workdir)
+    if folder != pathlib.Path(workdir).expanduser():
+        shown = ", ".join(map(str, (folder, *others)))
+        number = f"{1 + len(others)} run{'s' * bool(others)}"
+        raise ValueError(f"workdir: got {workdir}, which holds {number}, accepted: a run's own folder: {shown}")
+    settings = settings_of(folder)
+    if dataset is None and settings.data.name in IN_MEMORY and not (settings.data.path or path):
+        got = f"got {settings.data.name}, which were in memory"
+        raise ValueError(f"data.name: {got}, accepted: fedjax_ssl.load({str(workdir)!r}, dataset=...) with the same data")
+    provenance.check_began(folder / RUN, settings)
+    moved = {key: value for key, value in (("data_dir", data_dir), ("path", path)) if value}
+    settings = settings.model_copy(update={"data": settings.data.model_copy(update=moved)})
+    noted = read_json(folder / RUN) if (folder / RUN).exists() else {}
+    layout = provenance.layout(folder / RUN) if noted else None
+    if layout is None:
+        any_device = settings.execution.model_copy(update={"strategy": "auto", "chunk_size": 0, "devices": 0})
+        settings = settings.model_copy(update={"execution": any_device})
+    lacking = _unreadable(settings)
+    system = SystemSettings() if lacking else settings.system
+    try:
+        experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=noted.get("widths"))
+    except FileNotFoundError as error:
+        have_moved = "for data that have moved, give path or data_dir (launch.evaluate --path=PATH or --data_dir=DIR)"
+        raise FileNotFoundError(f"{error}; {have_moved}") from None
+    if noted.get("data") not in (None, *provenance.data_digests(experiment)):
+        if noted.get("examples") not in provenance.data_digests(experiment, devices=False):
+            accepted = "the data that it began with (load's dataset, data_dir or path)"
+            raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
+        lacking = lacking or f"system: got other devices of clients than the run in {folder} has, accepted: its own files"
+    (run,) = experiment.runs
+    run = run._replace(settings=run.settings.model_copy(update={"system": settings.system}))
+    experiment = dataclasses.replace(experiment, runs=(run,), lacking=lacking)
+    if not (folder / "checkpoints").is_dir():
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint, {ACCEPTED}")
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        found = checkpoints.restore(experiment.simulator.template())
+    if found is None:
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
+    if len(complete_lines((log := log_of(folder)).path)) >= found[0]:  # else it is gone, and the checkpoint alone counts
+        check_same_run(log, found[0], checkpoints.log)
+    known = provenance.programs(experiment, experiment.layout)
+    changes.warn({folder: provenance.changed(folder / RUN, settings, known)}, changes.LOADED)
+    return experiment, found[1]
+
+
+def run_folders(workdir: Path) -> list[pathlib.Path]:
+    """The folders of the runs in a workdir: itself, or those below it; FileNotFoundError where there is none."""
+    folder = pathlib.Path(workdir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"workdir: got {folder}, which is no folder, accepted: the folder of a run")
+    if (folder / CONFIG).is_file():
+        return [folder]
+    below = (path.parent for path in folder.rglob(CONFIG))
+    found = sorted(below, key=lambda path: (path.parent, len(path.name), path.name))  # seed 10 after seed 9
+    if not found:
+        raise FileNotFoundError(f"workdir: got {folder}, which has no {CONFIG}, accepted: the folder of a run")
+    return found
+
+
+def settings_of(folder: pathlib.Path) -> Settings:
+    """The settings in a run's folder; ValueError where they are damaged, or name what is not registered here."""
+    path = folder / CONFIG
+    tree = read_json(path)
+    for group, known in (("method", methods.METHODS), ("model", models.MODELS)):
+        name = tree[group].get("name") if isinstance(tree.get(group), dict) else None
+        if isinstance(name, str) and name not in known:
+            in_python = f"in Python fedjax_ssl.register_{group}({name!r}, ...)"
+            how = f"{_config_word(folder)}, the config file that registers it; {in_python}"
+            raise ValueError(f"{group}.name: got {name}, which {path} names and nobody has registered, accepted: {how}")
+    try:
+        return Settings.from_dict(tree)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _config_word(folder: pathlib.Path) -> str:
+    """The `--config=FILE` of a command that made a run, without its argument; of a run in Python, with any file."""
+    with contextlib.suppress(ValueError, OSError):
+        words = [word for word in read_json(folder / RUN).get("command", ()) if word.startswith("--config=")]
+        return words[0].partition(":")[0] if words else "--config=FILE"
+    return "--config=FILE"
+
+
+def _unreadable(settings: Settings) -> str:
+    """Why uneven clients' files, which rounds alone need, cannot be read; empty: they can."""
+    try:
+        profiles_of(settings)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,269 @@
+"""What a run's results depend on beyond its config: machine, versions, layout and data, as `run.json` has them."""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ssl.arrays import PyTree, digest
+from fedjax_ssl.data.federated import TABLES
+from fedjax_ssl.data.sources import SYNTHETIC, Dataset, unpadded
+from fedjax_ssl.experiment.expansion import flattened, identity
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.files import REMEDY, plain, read_json, write_json
+from fedjax_ssl.runs import changes
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax")
+OF_DRAWS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset")
+"""Options that change every random draw, so that a run cannot go on with others."""
+OPTIONS = (*OF_DRAWS, "jax_default_matmul_precision")
+VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "--xla_dump_")
+"""How flags begin that change no result: how long devices wait for each other, how many there are, what is printed."""
+_log = logging.getLogger(__name__)
+
+
+def write(
+    paths: Sequence[pathlib.Path],
+    experiment: Experiment,
+    layout: Layout,
+    command: Sequence[str] = (),
+    programs: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `programs` as `programs` has them."""
+    digests = data_digests(experiment)
+    of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
+    dataset = dataset_digest(experiment.dataset, experiment.stored_shape)
+    for path, data, examples, run in zip(paths, digests, of_examples, experiment.runs, strict=True):
+        is_new, before = not path.exists(), read_json(path) if path.exists() else {}
+        noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
+        noted |= {"dataset": dataset, "unread": sorted(experiment.unread)}  # for reports, with keys of the config
+        noted |= {"examples": examples, "command": command, "programs": changes.first_of(before, programs or {})}
+        noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
+        began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
+        write_json(path, noted | began)
+
+
+def changed(path: pathlib.Path, settings: Settings, known: Mapping[str, Any] | None = None) -> str:
+    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
+
+    `known` are `programs` that are compared, too.
+    """
+    noted = read_json(path) if path.exists() else {}
+    if found := " and ".join(filter(None, [changes.changed(noted, settings), changes.of_package(noted, sources())])):
+        return found
+    return changes.other_program(noted, settings, known or {})
+
+
+def _began(settings: Settings) -> dict[str, Any]:
+    """What makes a run another one, and stays as it is however often it goes on: its config without the number of rounds."""
+    return {key: value for key, value in identity(flattened(plain(settings.to_dict()))).items() if key != "rounds"}
+
+
+def begins(path: pathlib.Path) -> bytes:
+    """What the log's digest of a run with a `run.json` begins with: its config and data; empty for an older version's run."""
+    noted = read_json(path) if path.exists() else {}
+    return json.dumps([noted["began"], noted["data"]], sort_keys=True).encode() if "began" in noted else b""
+
+
+def check_began(path: pathlib.Path, settings: Settings) -> None:
+    """Raises ValueError where a `run.json`, which may be there, is of a run of another config."""
+    there, here = read_json(path).get("began", {}) if path.exists() else {}, _began(settings)
+    if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
+        shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
+        raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")
+
+
+def programs(experiment: Experiment, layout: Layout, predict: str | None = None) -> dict[str, dict[str, str]]:
+    """Digests of the programs of an experiment, and of what has to be the same where they are compared.
+
+    `predict` is what `changes.predicting` says, if that is known. That of a round is there once it is compiled.
+    """
+    predict = changes.predicting(experiment) if predict is None else predict
+    settings, here = experiment.settings, machine()
+    of_rounds = settings.rounds, settings.client.on_nonfinite, settings.diagnostics.clients_every, len(experiment.runs)
+    known = {"predict": predict, "round": experiment.simulator.digest if predict else ""}
+    of_network = here["platform"], layout.conv, software()
+    of = {"predict": changes.key(*of_network), "round": changes.key(here, layout._asdict(), *of_rounds)}
+    return {name: {"digest": digest, "of": of[name]} for name, digest in known.items() if digest}
+
+
+class Programs:
+    """Whether the user's own method and network still make the programs that runs began with; says it once."""
+
+    def __init__(self, experiment: Experiment, paths: Sequence[pathlib.Path]) -> None:
+        self._experiment, self._predict = experiment, changes.predicting(experiment)
+        noted = [(path.parent, read_json(path) if path.exists() else {}) for path in paths]
+        self._runs = [(*one, run.settings) for one, run in zip(noted, experiment.runs, strict=True)]
+        self.known: dict[str, dict[str, str]] = {}
+        self._has_said = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the program of a round is not known yet."""
+        return bool(self._predict) and "round" not in self.known
+
+    def compare(self, layout: Layout) -> None:
+        """Compares the programs that are known by now."""
+        self.known = programs(self._experiment, layout, self._predict)
+        if not self._has_said:
+            said = {
+                path: changes.changed(noted, own) or changes.other_program(noted, own, self.known)
+                for path, noted, own in self._runs
+            }
+            changes.warn(said, changes.GOES_ON)
+            self._has_said = any(said.values())
+
+
+def widths(experiment: Experiment) -> dict[str, int]:
+    """The number of columns of each index table, which several runs pad to the largest of them."""
+    tables = experiment.problem.tables[0]
+    return {name: int(tables[name].index.shape[1]) for name in TABLES}
+
+
+def layout(path: pathlib.Path) -> Layout | None:
+    """The layout in a `run.json`; None where this machine or version cannot have it."""
+    noted, available = read_json(path), len(jax.devices())
+    try:
+        found = Layout(**noted["layout"])
+    except (KeyError, TypeError):  # fields of another version
+        return None
+    needed = found.devices * found.runs_at_once
+    fits = needed == available if jax.process_count() > 1 else needed <= available
+    return found if fits and noted.get("machine", {}).get("platform") == jax.default_backend() else None
+
+
+def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
+    """Raises ValueError where a run, of which a `run.json` may be there, began with other data."""
+    if not any(path.exists() for path in paths):
+        return
+    for path, data in zip(paths, data_digests(experiment), strict=True):
+        if path.exists() and read_json(path).get("data") != data:
+            raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
+
+
+def check_widths(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
+    """Raises ValueError where a run's tables, on which its draws depend, were padded to another width beside other runs."""
+    here = widths(experiment)
+    for path in filter(pathlib.Path.exists, paths):
+        if read_json(path).get("widths", here) != here:
+            got = "whose clients' tables are not as wide as those of the runs that it began with"
+            raise ValueError(f"{path.parent}: got it beside runs {got}, accepted: alone, with its seed and this --workdir")
+
+
+def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
+    """Warns, once, where runs, of which a `run.json` may be there, began on another machine or in another layout.
+
+    ValueError where they would go on with other random draws.
+    """
+    here, changes = machine() | layout._asdict(), dict[str, pathlib.Path]()
+    for path in filter(pathlib.Path.exists, paths):
+        noted = read_json(path)
+        there = {**noted.get("machine", {}), **noted.get("layout", {})}
+        for key in OF_DRAWS:
+            if there.get(key, here[key]) != here[key]:
+                why = "which changes all random draws: set it as it was, or start anew with --overwrite"
+                raise ValueError(f"{path.parent}: its run began with {key}={there[key]} and not {here[key]}, {why}")
+        if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
+            changes.setdefault(", ".join(found), path.parent)
+    for differing, folder in changes.items():
+        _log.warning("%s: going on with other rounding: %s", folder, differing)
+
+
+def machine() -> dict[str, str | int | bool | None]:
+    """What the rounding of results depends on: platform, processor, cores, processes, versions, options and flags."""
+    platform, device = jax.default_backend(), jax.devices()[0]
+    on_cpu = {"processor": processor()}
+    of_device = {"processor": device.device_kind, "driver": " ".join(device.client.platform_version.split())}
+    of_platform = {"platform": platform, **(on_cpu if platform == "cpu" else of_device)}
+    return {**of_platform, "cores": cores(), "processes": jax.process_count(), **software()}
+
+
+def software() -> dict[str, str | int | bool | None]:
+    """Versions, a digest of the package's own files, options and flags; no device is asked."""
+    words = {name: sorted(os.environ.get(name, "").split()) for name in VARIABLES}
+    return {
+        **{name: metadata.version(name) for name in PACKAGES},
+        "fedjax_ssl": sources(),
+        **{name: getattr(jax.config, name) for name in OPTIONS},
+        **{name: " ".join(word for word in given if not word.startswith(HARMLESS)) for name, given in words.items()},
+    }
+
+
+def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
+    """For each run a digest of its examples, of their split, and, unless not asked for, of uneven clients' devices."""
+    problem = experiment.problem
+    of_all = digest((problem.train, problem.test))
+
+    def own(name: str, table: PyTree) -> PyTree:
+        """A table without the columns that it has for the runs beside it."""
+        return table._replace(index=table.index[:, : max(1, int(np.max(table.count)))]) if name in TABLES else table
+
+    parts = [[own(name, table) for name, table in tables.items() if devices or name in TABLES] for tables in problem.tables]
+    return [digest(own, of_all.copy()).hexdigest() for own in parts]
+
+
+def dataset_digest(dataset: Dataset, stored_shape: tuple[int, ...]) -> str:
+    """A digest of a dataset's examples, the same for every seed and split; empty for `synthetic` ones, which the seed draws.
+
+    `stored_shape` is that of an example before images were padded.
+    """
+    if dataset.name == SYNTHETIC:
+        return ""
+    if dataset.whole:
+        return dataset.whole
+    train, test = (unpadded(images, stored_shape) for images in (dataset.train_images, dataset.test_images))
+    return digest((train, dataset.train_labels, test, dataset.test_labels)).hexdigest()
+
+
+def processor() -> str:
+    """The processor's name and generation; its architecture where the system does not tell."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    first: dict[str, str] = {}
+    for key, _, value in (line.partition(":") for line in lines):
+        first.setdefault(key.strip(), value.strip())
+    if "model name" not in first:
+        return platform.machine()
+    return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"
+
+
+def cores() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of this package's source code."""
+    files = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:20]
+
+
+def git_commit(file: pathlib.Path = pathlib.Path(__file__)) -> str | None:
+    """The commit of the checkout that a file is part of, with `+` where files have changed since.
+
+    None for a file that no repository tracks, such as an installed one in an environment inside of a user's repository.
+    """
+    git = ["git", "-C", str(file.parent)]
+    tracked = [*git, "ls-files", "--error-unmatch", file.name]
+    describe = [*git, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]  # no tags: the name is the commit's
+    try:
+        subprocess.check_output(tracked, stderr=subprocess.DEVNULL)
+        return subprocess.check_output(describe, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

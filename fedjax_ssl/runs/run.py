@@ -1,0 +1,391 @@
+"""Runs in folders: rounds, checkpoints, logs, resume and a clean stop, for one run or for several together."""
+
+import itertools
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any, NamedTuple
+
+from fedjax_ssl.experiment.divergence import REASON, DivergedError
+from fedjax_ssl.experiment.expansion import flattened, identity
+from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
+from fedjax_ssl.experiment.layout import Layout
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.files import REMEDY, plain, read_json, remove_unfinished, write_json
+from fedjax_ssl.options import plural
+from fedjax_ssl.runs import changes, loop, provenance
+from fedjax_ssl.runs.checkpoint import Checkpoints, is_unfinished
+from fedjax_ssl.runs.clients import CLIENTS, ClientsLog
+from fedjax_ssl.runs.lock import check_owned, owned
+from fedjax_ssl.runs.log import MetricsLog
+from fedjax_ssl.runs.progress import Progress
+from fedjax_ssl.runs.signals import Stop
+from fedjax_ssl.runs.summary import seen, summary
+from fedjax_ssl.runs.trackers import tracked, trackers
+from fedjax_ssl.simulation.distributed import exchanged, is_first
+from fedjax_ssl.simulation.results import CLIENTS_KEY
+from fedjax_ssl.simulation.round import RunState
+
+CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
+EVALUATION = "evaluation.json"  # of `launch.evaluate --save`
+FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS, changes.REGISTERED)
+OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db", *FOLDERS)
+WRITTEN_ANEW = "%s is damaged, and is written anew from the log"
+_log = logging.getLogger(__name__)
+
+
+class RefusedError(ValueError):
+    """A workdir from which the run cannot go on."""
+
+
+def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]:
+    """Each run's folder: the workdir itself for one run, folders in it for several."""
+    return [workdir / run.name for run in experiment.runs]
+
+
+def open_workdir(
+    workdir: pathlib.Path,
+    config: Mapping[str, Any],
+    *,
+    dependence: Callable[[int], str] | None = None,
+) -> None:
+    """Makes a run's folder with its config, or checks the config that is there.
+
+    A key that the folder's config lacks counts with its default, except one of `method` or `model`. Raises ValueError with the
+    keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
+    config may have more rounds than the folder's: given the number there, it says what in the run depends on it, and is empty
+    where nothing does. `run` then writes the new config, once the folder's other files and the data are accepted, too.
+    """
+    with owned([workdir]):
+        _check_kinds(workdir)
+        for folder in (workdir, workdir / CLIENTS):
+            remove_unfinished(folder)
+        path = workdir / CONFIG
+        for lacking in (name for name in (CONFIG, RUN) if not (workdir / name).exists()):
+            if MetricsLog(workdir).rows():
+                raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
+        if path.exists():
+            _check_config(path, config, dependence)
+        else:
+            write_json(path, config)
+
+
+def check_place(workdir: pathlib.Path, *, is_several: bool) -> None:
+    """Raises ValueError where a folder for several runs is one run's own, or a folder for one run holds several."""
+    if is_several and (workdir / CONFIG).exists():
+        raise ValueError(
+            f"--workdir: got {workdir} for several runs, which is the folder of a single run, accepted: another one"
+        )
+    inside = () if is_several else (path.parent for path in workdir.glob(f"*/{CONFIG}") if (path.parent / RUN).exists())
+    if found := min(inside, default=None):
+        raise ValueError(f"--workdir: got {workdir} for a single run, which holds the run {found.name}, accepted: another one")
+
+
+def _check_kinds(workdir: pathlib.Path) -> None:
+    """Raises ValueError where something else has the name of one of a run's files or folders."""
+    saved = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() or is_unfinished(path)]
+    for path in (*(workdir / name for name in OURS), *saved):
+        if os.path.lexists(path) and path.is_dir() != (path.name in FOLDERS or path in saved):
+            raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")
+
+
+def _check_config(path: pathlib.Path, config: Mapping[str, Any], dependence: Callable[[int], str] | None) -> None:
+    """Raises ValueError where a folder's config is another experiment's; `dependence` as for `open_workdir`."""
+    there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
+    there = {key: value for key, value in defaults.items() if key in here} | there
+    differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+    if differing == ["rounds"] and dependence is not None:
+        _check_rounds(path.parent, there["rounds"], here["rounds"], dependence)
+    elif differing:
+        shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
+        instead = "give another --workdir, or --overwrite to start anew"
+        raise ValueError(f"{path.parent} holds another experiment: {shown}; {instead}")
+
+
+def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Callable[[int], str]) -> None:
+    """Raises ValueError where a run of `there` rounds cannot become one of `here` rounds."""
+    instead = "or another --workdir, or --overwrite to start anew"
+    if not isinstance(there, int) or here < there:
+        raise ValueError(f"rounds: got {here} with a run of {there} in {workdir}, accepted: {there} or more, {instead}")
+    if why := dependence(there):
+        what = f"got {here} with a run of {there} in {workdir}, whose results depend on their number ({why})"
+        raise ValueError(f"rounds: {what}, accepted: {there}, {instead}")
+
+
+def is_finished(folder: pathlib.Path, rounds: int) -> bool:
+    """Whether a run's folder has the summary of so many rounds; a damaged one is none."""
+    try:
+        return read_json(folder / SUMMARY)["rounds"] >= rounds
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def noted(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> tuple[Layout | None, dict[str, int]]:
+    """The layout and the tables' widths of a workdir's runs without so many rounds, with which they go on bit for bit.
+
+    (None, {}): there is none.
+    """
+    for name in names:
+        folder = workdir / name
+        if (folder / RUN).exists() and not is_finished(folder, rounds):
+            return provenance.layout(folder / RUN), read_json(folder / RUN).get("widths", {})
+    return None, {}
+
+
+def newest(folder: pathlib.Path) -> int:
+    """The newest round of which a run's folder has a checkpoint; 0: none."""
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        return max(checkpoints.rounds(), default=0)
+
+
+def diverged(folder: pathlib.Path) -> str:
+    """Why the run in a folder has diverged; empty: it has not. DamagedError where the file that says so is damaged."""
+    path = folder / DIVERGED
+    return str(read_json(path)[REASON]) if path.exists() else ""
+
+
+class _Folder(NamedTuple):
+    """One run's files."""
+
+    path: pathlib.Path
+    log: MetricsLog
+    checkpoints: Checkpoints
+
+    @property
+    def diverged(self) -> str:
+        """Why the run has diverged; empty: it has not."""
+        return diverged(self.path)
+
+
+def run(
+    experiment: Experiment, workdir: pathlib.Path, stop: Stop, *, stop_after: int | None = None, command: Sequence[str] = ()
+) -> None:
+    """Runs the remaining rounds of the runs that have not finished, from the newest round of which all have a checkpoint.
+
+    Once `stop` has a signal, or `stop_after` rounds are finished, the state is saved and it returns. `command` is what was
+    typed, for `run.json`. Of several processes the first one alone has the folders; the others run the same rounds.
+
+    DivergedError, at the end, where runs diverged, now or before: they have `diverged.json` in place of a summary.
+    StoppedError, once the state is saved, where a client ends the run. RefusedError for damaged files, another run's log, or
+    other data; OwnedError where another process has a folder, OSError where one cannot be written to.
+    """
+    end = min(experiment.settings.rounds, stop_after or experiment.settings.rounds)
+    if not is_first():
+        for _ in loop.rounds(experiment, None, stop, end):
+            pass
+        return
+    with owned(folders(experiment, workdir)):
+        _run(experiment, workdir, stop, end, command)
+
+
+def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, command: Sequence[str]) -> None:
+    paths, rounds = folders(experiment, workdir), experiment.settings.rounds
+    with _refusing():
+        for own, path in zip(experiment.runs, paths, strict=True):
+            _mend_summary(own.settings, path, experiment)
+    left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
+    with _refusing():
+        for i, path in enumerate(paths):
+            provenance.check_began(path / RUN, experiment.runs[i].settings)
+            if i not in left:
+                _check_finished(path, experiment.runs[i].settings)
+            diverged(path)
+        provenance.check_data([path / RUN for path in paths], experiment)
+        provenance.check_widths([paths[i] / RUN for i in left], experiment)
+        for i, path in enumerate(paths):
+            if i not in left:
+                write_json(path / CONFIG, experiment.runs[i].settings.to_dict())
+    ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
+    known = provenance.programs(experiment, experiment.layout) if ended else {}
+    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings, known) for i in ended}
+    if any(not (paths[i] / DIVERGED).exists() for i in left):
+        some = experiment.only(left)
+        with ExitStack() as stack:
+            opened = [_Folder(p, log_of(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
+            _go_on(some, opened, stop, end, command)
+    else:
+        exchanged(None)  # other processes wait for what `loop.rounds` tells them
+    changes.warn(of_ended, changes.ENDED)
+    if all(is_finished(path, rounds) for path in paths):
+        _log.info("%s done, results in %s", "the round is" if rounds == 1 else f"all {rounds} rounds are", workdir)
+    reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
+    if reasons:
+        of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
+        shown = f"{len(reasons)} of {len(paths)} runs diverged: {of_runs}" if len(paths) > 1 else reasons[0]
+        raise DivergedError(shown)
+
+
+def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: int, command: Sequence[str]) -> None:
+    """Runs all up to round `end`, or to a signal."""
+    settings, layout, run_files = experiment.settings, experiment.layout, [folder.path / RUN for folder in opened]
+    with _refusing():
+        provenance.warn_of_changes(run_files, layout)
+        begun = _restore(experiment, opened)
+    watch = provenance.Programs(experiment, run_files)
+    watch.compare(layout)
+    provenance.write(run_files, experiment, layout, command, watch.known)
+    for own, folder in zip(experiment.runs, opened, strict=True):
+        write_json(folder.path / CONFIG, own.settings.to_dict())
+        folder.log.begins = provenance.begins(folder.path / RUN)
+    if done := begun.done:
+        _log.info("going on after round %d", done)
+    rounds = loop.rounds(experiment, begun, stop, end)
+    with ExitStack() as stack:
+        boards = [trackers(own.settings, folder.path, done) for own, folder in zip(experiment.runs, opened, strict=True)]
+        for tracker in itertools.chain.from_iterable(boards):
+            stack.enter_context(closing(tracker))
+        progress = stack.enter_context(closing(Progress(settings.rounds, done)))
+        for done, rows, states in rounds:
+            with _refusing():
+                for folder in opened:
+                    check_owned(folder.path)
+            if (now := layout.after(experiment.simulator.execution)) != layout or watch.is_waiting:
+                layout = now
+                watch.compare(layout)
+                provenance.write(run_files, experiment, layout, command, watch.known)
+            for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
+                of_clients = row.pop(CLIENTS_KEY, None)
+                if REASON not in row:
+                    if of_clients:
+                        ClientsLog(folder.path).append(done, of_clients)
+                    folder.log.append(row)
+                    for tracker in board:
+                        tracker.add(done, tracked(row))
+                elif not folder.diverged:
+                    write_json(folder.path / DIVERGED, row)
+            if rows:
+                progress.update(done, seen(rows))
+            if states:
+                _save(opened, done, states)
+    if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
+        _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
+    for own, folder in zip(experiment.runs, opened, strict=True):
+        if done >= settings.rounds and not folder.diverged:
+            with _refusing():
+                rows = _whole_log(folder.path, settings.rounds)
+            folder.checkpoints.wait()  # a run with a summary is not run again
+            write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
+
+
+def log_of(folder: pathlib.Path) -> MetricsLog:
+    """The log of the run in a folder, whose digest tells that it is this run's."""
+    return MetricsLog(folder, provenance.begins(folder / RUN))
+
+
+def _mend_summary(settings: Settings, folder: pathlib.Path, experiment: Experiment) -> None:
+    """Writes a damaged summary anew from a log of all rounds, where there is no checkpoint from which the run could do so."""
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        if _has_damaged_summary(folder) and not checkpoints.rounds():
+            rows = _whole_log(folder, settings.rounds)
+            write_json(folder / SUMMARY, summary(settings, rows, experiment.layout, experiment.num_params))
+            _log.warning(WRITTEN_ANEW, folder / SUMMARY)
+
+
+def _has_damaged_summary(folder: pathlib.Path) -> bool:
+    return (folder / SUMMARY).exists() and not is_finished(folder, 1)
+
+
+def _check_finished(folder: pathlib.Path, settings: Settings) -> None:
+    """Raises ValueError where a finished run's files are damaged, or summary, log and checkpoints are of several runs."""
+    last, end = _whole_log(folder, settings.rounds)[-1], read_json(folder / SUMMARY)
+    read_json(folder / RUN)
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        check_same_run(log_of(folder), *checkpoints.newest_log())
+    ours = {key: last.get(key) for key in TOTALS} | {"seed": settings.seed, "method": settings.method["name"]}
+    if any(end.get(key) != value for key, value in ours.items()):
+        raise ValueError(f"{folder / SUMMARY} is not the summary of the log beside it: {REMEDY}")
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Within it what is wrong with a folder's files is a RefusedError."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:  # a disk that is full, or fails, is no fault of theirs
+        raise RefusedError(str(error)) from error
+
+
+def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
+    """The rows of a run that has finished so many rounds; ValueError where its log is damaged, or lacks any of them."""
+    rows = MetricsLog(folder).rows()
+    if len(rows) < rounds:
+        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(rows)} of {plural(rounds, 'finished round')}: {REMEDY}")
+    return rows
+
+
+def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState]) -> None:
+    for folder in opened:  # none takes the place of a checkpoint that the others still need
+        folder.checkpoints.wait()
+    for folder, own in zip(opened, states, strict=True):
+        if not folder.diverged:
+            folder.checkpoints.save(done, own, log=folder.log.digest())
+
+
+def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
+    """The newest round of which all runs that have not diverged have a checkpoint, or round 0."""
+    live = [folder for folder in opened if not folder.diverged]
+    done, states = _newest_of_all(experiment, live)
+    for folder in live:
+        _check_log(folder, done, experiment.settings)
+        if _has_damaged_summary(folder.path):
+            _log.warning(WRITTEN_ANEW, folder.path / SUMMARY)
+    for folder in live:
+        if len(opened) > 1:
+            folder.checkpoints.delete_after(done)
+        folder.log.truncate(done)
+        ClientsLog(folder.path).truncate(done)
+    if not states:
+        return loop.Begun(0, [], [{REASON: folder.diverged} if folder.diverged else {} for folder in opened])
+    # In the place of a run that has diverged the program runs the first of the others once more.
+    own = iter(states)
+    of_all = [states[0] if folder.diverged else next(own) for folder in opened]
+    last = [{"round": done, REASON: folder.diverged} if folder.diverged else folder.log.rows()[-1] for folder in opened]
+    return loop.Begun(done, of_all, last)
+
+
+def _newest_of_all(experiment: Experiment, live: Sequence[_Folder]) -> tuple[int, list[RunState]]:
+    """The newest round of which all have a checkpoint, and its states; (0, []): there is none yet."""
+    template, upto = experiment.simulator.template(), None
+    while True:
+        found = [folder.checkpoints.restore(template, upto) for folder in live]
+        restored = [pair for pair in found if pair is not None]
+        rounds = {number for number, _ in restored}
+        if len(restored) < len(found):
+            if not restored:
+                return 0, []
+            new = next(folder for folder, pair in zip(live, found, strict=True) if pair is None)
+            have_one = all(len(folder.checkpoints.rounds()) <= 1 for folder in live)
+            are_first = have_one and upto is None and max(rounds) <= experiment.settings.checkpoint_every
+            if not (are_first and new.log.rows()):
+                others = f"where other runs of {new.path.parent} have: let those finish without it"
+                raise ValueError(f"{new.path} has no checkpoint to go on from {others}, or start anew with --overwrite")
+            _log.warning("%s: no checkpoint yet, perhaps killed while the first were written: all begin anew", new.path)
+            return 0, []
+        if len(rounds) == 1:
+            return rounds.pop(), [state for _, state in restored]
+        upto = min(rounds)
+
+
+def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
+    """Raises ValueError where a run's log is not the one of its checkpoint of round `done`; 0: it has no checkpoint."""
+    rows = len(folder.log.rows())
+    if not done:
+        # A process may be killed before its first checkpoint is on disk, which another thread writes.
+        were_there = (folder.path / SUMMARY).exists()
+        if were_there or rows > 2 * settings.checkpoint_every + settings.execution.rounds_per_dispatch:
+            raise ValueError(f"{folder.path} has {plural(rows, 'round')} in its log and no checkpoint: {REMEDY}")
+        if rows:
+            _log.warning("%s has no checkpoint: it begins anew", folder.path)
+    elif rows < done:
+        raise ValueError(f"{folder.log.path} has {plural(rows, 'round')} up to the checkpoint's {done}: {REMEDY}")
+    else:
+        check_same_run(folder.log, done, folder.checkpoints.log)
+
+
+def check_same_run(log: MetricsLog, round: int, digest: str) -> None:
+    """Raises ValueError where a checkpoint with a log's digest, empty: none, is of another run than the log or the folder."""
+    if digest not in ("", log.digest(round)):
+        or_both = "or both are of another config or other data than config.json and run.json beside them"
+        raise ValueError(f"{log.path} is not the log of the run whose checkpoints lie beside it, {or_both}: {REMEDY}")

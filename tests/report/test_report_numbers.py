@@ -1,0 +1,162 @@
+"""The numbers of a report against NumPy, and its tables as text, CSV and LaTeX."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_ssl.data import preview
+from fedjax_ssl.report import cells, figures, statistics, tables
+from fedjax_ssl.report.tables import Link, Spread, Table, spread
+
+NAN = math.nan
+
+
+def test_the_standard_deviation_has_one_less_than_the_runs_as_its_divisor():
+    values = np.array([[0.5, 0.7], [0.6, 0.7], [1.0, 0.1]])
+    mean, sd = statistics.mean_sd(values)
+    np.testing.assert_allclose(mean, [0.7, 0.5])
+    np.testing.assert_allclose(sd, [math.sqrt((0.04 + 0.01 + 0.09) / 2), math.sqrt((0.04 + 0.04 + 0.16) / 2)])
+    mean, sd = statistics.mean_sd(values[:1])
+    np.testing.assert_array_equal(mean, values[0])
+    assert np.isnan(sd).all()
+
+
+def test_last_values_pass_over_rounds_without_an_evaluation():
+    values = np.array([0.1, NAN, 0.2, 0.3, 0.4, NAN, 0.5, 0.6, NAN])
+    assert statistics.last(values) == 0.6
+    assert statistics.last(values, 5) == pytest.approx(0.4)
+    assert statistics.last(values[:1], 5) == 0.1
+    assert math.isnan(statistics.last(values[1:2]))
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "left_out", "expected"),
+    [
+        ([0.1, 0.8, NAN, 0.4], [NAN] * 4, ""),
+        ([0.8, 0.3, NAN, 0.39], [NAN] * 4, "accuracy fell from 80.0% in round 1 to 39.0%"),
+        ([0.1, 0.8, 0.8, 0.8], [NAN, 0, 2, 1], "round 3: clients returned NaN or infinity and were left out, in 2 rounds"),
+        ([NAN] * 4, [NAN] * 4, ""),
+    ],
+)
+def test_a_run_that_ends_may_have_been_unstable(accuracies, left_out, expected):
+    columns = {"eval/accuracy": np.array(accuracies), "client/non_finite": np.array(left_out), "round": np.arange(1.0, 5)}
+    assert statistics.instability(columns) == expected
+    assert statistics.instability({"round": np.arange(1.0, 5), "eval/accuracy": np.full(4, 0.5)}) == ""
+
+
+def test_a_cell_has_means_and_sample_deviations_and_the_difference_to_the_paper():
+    def row(*runs, paper=None):
+        return [*map(str, cells.table("t", "", [{"case": {"row": "fl2", "column": ""}, "runs": runs, "paper": paper}]).rows[0])]
+
+    one = {"seed": 0, "accuracy": 0.9, "pseudo_label_accuracy": 0.5, "bytes_up": 2e6, "bytes_down": 4e6, "seconds": 30.0}
+    other = one | {"accuracy": 0.8, "pseudo_label_accuracy": 0.7, "seconds": 50.0}
+    deviation = np.std([90, 80], ddof=1)
+    expected = ["fl2", tables.DASH, f"85.0 ± {deviation:.1f}", "86.2 ± 3.1", "-1.20", "60.0 ± 14.1", "2.00", "4.00", "40"]
+    assert row(one, other, paper="86.2 ± 3.1") == expected
+    assert row(one, other | {"note": "accuracy fell"}, paper="86.2 ± 3.1") == expected  # it counts, and is named below
+    results = [{"case": {"row": "fl2", "column": "iid"}, "runs": [one, other | {"seed": 1, "note": "accuracy fell"}]}]
+    assert cells.notes(results) == ["fl2, iid: accuracy fell (seed 1)"]
+    assert row(one | {"pseudo_label_accuracy": None}, paper=86.2)[2:6] == ["90.0", "86.2", "+3.80", tables.DASH]
+    assert row(one, {"seed": 1, "error": "what went wrong"})[2:5] == [
+        "seed 1: what went wrong",
+        tables.DASH,
+        tables.DASH,
+    ]  # no mean over one
+    failed = [{"seed": seed, "error": error} for seed, error in ((1, "diverged"), (2, "no summary"), (3, "diverged"))]
+    assert row(one, *failed)[2] == "seeds 1, 3: diverged; seed 2: no summary"  # one line for those alike
+
+
+def test_the_first_value_that_reaches_a_target():
+    x, y = np.array([1.0, 2, 3, 4, 5]), np.array([0.2, NAN, 0.8, 0.7, 0.9])
+    assert statistics.first_reaching(x, y, 0.8) == 3
+    assert statistics.first_reaching(x, y, 0.81) == 5
+    assert math.isnan(statistics.first_reaching(x, y, 0.95))
+
+
+def test_axes_are_in_the_units_that_they_say():
+    columns = {
+        "round": np.array([1.0, 2, 4]),
+        "comm/bytes_up": np.array([1e6, 2e6, 4e6]), "comm/bytes_down": np.array([5e5, 1e6, 2e6]),
+        "cost/forward_passes": np.array([100.0, 200, 400]), "cost/backward_passes": np.array([50.0, 100, 200]),
+        "time/round_s": np.array([3.0, 2, 2]),
+    }  # fmt: skip
+    np.testing.assert_array_equal(statistics.axis(columns, "rounds"), [1, 2, 4])
+    np.testing.assert_allclose(statistics.axis(columns, "bytes"), [1.5, 3, 6])
+    np.testing.assert_allclose(statistics.axis(columns, "passes"), [0.15, 0.3, 0.6])
+    np.testing.assert_array_equal(statistics.axis(columns, "seconds"), [3, 5, NAN])  # round 3 is missing
+    np.testing.assert_array_equal(statistics.axis(columns | {"sim/seconds": np.array([7.0, 5, 6])}, "simulated"), [7, 12, NAN])
+    for kind in ("bytes", "simulated"):
+        assert np.isnan(statistics.axis({"round": np.arange(1.0, 3)}, kind)).all()
+
+
+def test_a_curve_has_the_rounds_in_which_all_runs_have_a_value():
+    rounds = [np.array([1.0, 2, 3, 4]), np.array([1.0, 3, 4])]
+    xs = [np.array([10.0, 20, 30, 40]), np.array([20.0, 40, 60])]
+    ys = [np.array([0.1, 0.2, 0.3, NAN]), np.array([0.3, 0.5, 0.7])]
+    x, y = statistics.common(xs, ys, rounds)
+    np.testing.assert_array_equal(x, [15, 35])
+    np.testing.assert_array_equal(y, [[0.1, 0.3], [0.3, 0.5]])
+
+
+def test_cells_say_mean_sd_and_how_many_runs_have_a_value():
+    assert str(spread([91.23, 91.87, 92.0], 1)) == "91.7 ± 0.4"
+    assert str(spread([91.26], 1)) == "91.3"
+    assert str(spread([5.0, NAN, 7.0])) == "6.00 ± 1.41 (2 of 3)"
+    assert str(spread([12345.6])) == "12,346"
+    assert str(spread([NAN, NAN])) == tables.DASH
+
+
+def test_a_table_in_three_forms():
+    rows = ((Link("fl2_a & b", "x"), Spread(91.0, 0.25, 1, 3), 1200), (Link("uda", "y"), Spread(NAN, NAN), 7))
+    table = Table("results", "Accuracy, 100 %", ("method", "last, %", "size"), rows)
+    assert tables.text(table).splitlines() == [
+        "Accuracy, 100 %", "", "method        last, %   size",
+        "fl2_a & b  91.0 ± 0.2  1,200", f"uda                 {tables.DASH}      7",
+    ]  # fmt: skip
+    assert tables.comma_separated(table).splitlines() == [
+        'method,"last, %","last, %: sd","last, %: runs",size', "fl2_a & b,91,0.25,3,1200", "uda,,,1,7",
+    ]  # fmt: skip
+    lines = tables.latex(table).splitlines()
+    assert r"\begin{tabular}{lrr}" in lines
+    assert r"fl2\_a \& b & 91.0 $\pm$ 0.2 & 1,200 \\" in lines
+    assert r"\caption{Accuracy, 100 \%}" in lines
+
+
+def test_a_legend_is_no_wider_than_its_figure():
+    figure = figures.blank(4.8, 3.4)
+    axes = figure.subplots()
+    axes.plot([1, 2], label=", ".join(f"method.setting_{i}=a value" for i in range(12)))
+    figures._add_legend(figure, axes)
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    assert 0 <= legend.x0 < legend.x1 <= figure.bbox.width
+    assert 0 <= legend.y0 < legend.y1 < axes.get_window_extent().y0
+
+
+@pytest.mark.parametrize("rounds", [[1], [1, 2], [5, 10, 15]])
+def test_rounds_have_whole_ticks(rounds):
+    figure = figures.blank(4.8, 3.4)
+    axes = figure.subplots()
+    axes.plot(rounds, rounds)
+    figures._whole_ticks(axes, [np.array(rounds, float)])
+    low, high = axes.get_xlim()
+    shown = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert shown
+    assert all(tick == round(tick) for tick in shown)
+
+
+@pytest.mark.filterwarnings("error")
+def test_texts_that_the_font_lacks_are_numbers_or_as_python_writes_them_and_warn_of_nothing(tmp_path):
+    names = ("\u732b", "\u0642\u0637", "cat \U0001f98a", "Ubung", "\udcff\t")
+    heads = [*tables.of_classes(5, names), "cat\u00e9"]
+    picture = figures.heat("heat", "\u732b", np.eye(6), ("row", "column", "%"), caption="%", heads=heads)
+    for shown in ("0", "1", "2", "3 = Ubung", "4", "cat\u00e9"):
+        assert f"<!-- {shown} -->".encode() in picture.svg
+    assert picture.caption == "%; the table has the names that are numbers here"
+    assert figures.heat("heat", "h", np.eye(1), ("row", "column", "%"), heads=["0 = cat"]).caption == ""
+    line = figures.Curve("\u732b", np.arange(2.0), np.arange(2.0), np.zeros(2), 0)
+    assert b"<!-- \\u732b -->" in figures.curves("curves", "t", {"accuracy": [line]}, "round").svg
+    counts = preview.Preview(*(np.ones((2, 2), int)[0], *[np.ones((2, 2), int)] * 2, np.zeros(2, int), np.zeros(2), 0, ()))
+    preview.heat_map(counts, tmp_path / "map.png", "$\u732b$: \u0642")
+    assert (tmp_path / "map.png").stat().st_size > 10_000
