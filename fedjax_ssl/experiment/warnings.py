@@ -45,6 +45,7 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("method.confidence", lambda least, _: least == 0, "every pseudo-label is accepted"),
     ("method.confidence", lambda least, _: least == 1, "hardly any pseudo-label is accepted"),
     ("method.*weight", lambda weight, _: weight > 1e4, "other terms of the loss hardly count"),
+    ("method.helpers", lambda number, facts: number >= facts.settings.data.num_clients, "there are fewer other clients"),
     ("method.target_delay", lambda delay, facts: delay >= max(facts.settings.rounds - _pi_rounds(facts), 1),
      "with method.pi_rounds that is no less than all rounds, so no second network ever starts"),
     ("model.norm_momentum", lambda share, _: share < 1e-4, "running statistics are averages over more than 10,000 batches"),

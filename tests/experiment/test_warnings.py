@@ -26,6 +26,7 @@ DOUBTFUL = [
     ("semifl", {"method__confidence": 0.0}, "method.confidence=0.0: every pseudo-label is accepted"),
     ("fixmatch", {"method__confidence": 1.0}, "method.confidence=1.0: hardly any pseudo-label is accepted"),
     ("fl2", {"method__consistency_weight": 1e5}, "method.consistency_weight=100000.0: other terms of the loss hardly count"),
+    ("fedmatch", {"method__helpers": 8}, "method.helpers=8: there are fewer other clients"),
     ("fedsiam_d", {"method__pi_rounds": 2.0, "method__target_delay": 2}, "method.target_delay=2: with method.pi_rounds that"),
     (
         "fl2",
