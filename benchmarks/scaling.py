@@ -66,7 +66,7 @@ def config_of(point: dict[str, int]) -> dict[str, Any]:
         "model": {"name": "cnn", "width": point["width"]}, "cohort_size": point["cohort"], **RUNS_LONG,
         "data": {"num_clients": point["clients"], "num_labels": 10, "weak": "none", "strong": "none"},
         "client": {"steps": point["steps"], "epochs": 0, "batch_size": 4, "optimizer": optimizer},
-        "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
+        "server": {"training": {"epochs": 1, "pretrain": 0}, "static_norm": {"data": "labeled"}},
         "execution": {"strategy": strategy, "devices": point["devices"], "data": data},
     }  # fmt: skip
 

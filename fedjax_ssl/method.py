@@ -36,7 +36,7 @@ class Cohort(NamedTuple):
     ids: Array  # int32 [M], client ids, without repetition
     round: Array  # int32 scalar, the round's number, counted from 0
     rounds: Array | int = 1  # how many rounds the run has
-    there: Array | None = None  # bool [M], which of them can be reached; None: all
+    available: Array | None = None  # bool [M], which of them can be reached; None: all
 
 
 class Shard(NamedTuple):

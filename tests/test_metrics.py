@@ -95,7 +95,7 @@ def test_counts_of_a_runs_rounds_do_not_wrap_around_at_the_bounds():
 
 BOUNDS = {
     "fedsiam_d": {"method__target_delay": MANY, "method__pi_rounds": 3.0},
-    "fedcon": {"method__ramp_rounds": MANY, "server__pretrain": 10_000},
+    "fedcon": {"method__ramp_rounds": MANY, "server__training__pretrain": 10_000},
     "fedtrinet": {"method__labeled_rounds": float(MANY - 1)},
     "fedsem": {"method__labeled_rounds": float(MANY - 1)},
     "fedlabel": {"method__burn_in": float(MANY - 1), "method__unlabeled_steps": 10_000_000},

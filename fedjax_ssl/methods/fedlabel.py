@@ -34,7 +34,7 @@ from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Set
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean
-from fedjax_ssl.options import SET, Fraction, Options, Phase, Rate, ReadWhere, Steps, Weight
+from fedjax_ssl.options import SET, Divisor, Fraction, Options, Phase, Rate, ReadWhere, Steps, Weight
 from fedjax_ssl.ssl import experts, losses
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
@@ -61,8 +61,10 @@ class FedLabelOptions(Options):
     kl_order: Annotated[Literal["target_first", "net_first"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
         default="target_first", description="KL(s- || f) (`target_first`, as usual) or KL(f || s-) (`net_first`, as printed)."
     )
-    normalize: Literal["batch", "passing"] = Field(
-        default="batch", description="Divide losses by the `batch` size, or by the number of examples in each (`released`)."
+    divisor: Divisor = Field(
+        default="batch",
+        description="What the sum of each loss over a batch is divided by: the number of all examples of the `batch`, or of "
+        "those that the loss is over (`used`, as in the released code).",
     )
     unlabeled_steps: Annotated[Steps, Field(ge=1)] = Field(default=10, description="Steps tau' of w_U.")
     unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U as a multiple of that of w_L.")
@@ -210,7 +212,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
         decision, target = decide(task, options, anchor, expert, view, batch.mask)
         accepted = batch.mask & (decision.confidence > options.confidence)
         agreeing = accepted & decision.agreed
-        divisor = batch.real if options.normalize == "batch" else None
+        divisor = batch.real if options.divisor == "batch" else None
 
         def loss(net: Weights) -> tuple[jax.Array, PyTree, Metrics]:
             outputs, stats = task.train_logits(net, augmented, accepted, local.dropout_key(key))

@@ -32,7 +32,7 @@ from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import MANY, SET, LabeledRepeats, ReadWhere, Weight
+from fedjax_ssl.options import MANY, SET, Divisor, LabeledRepeats, ReadWhere, Weight
 from fedjax_ssl.ssl import ema, losses
 
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
@@ -45,9 +45,11 @@ class FedSiamPiOptions(LabeledRepeats):
         default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5)."
     )
     consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
-    normalization: Literal["paper", "released"] = Field(
-        default="paper",
-        description="`released`: J's mean over classes, L over all of a batch; epochs count the current participation twice.",
+    divisor: Divisor = Field(
+        default="used",
+        description="What the sum of the labeled loss over a batch is divided by: the number of labeled examples (`used`, as "
+        "in the paper), or of all examples of the `batch`, as in the released code; then J is a mean over classes, too, and "
+        "the epochs that the ramps count include the current round's twice.",
     )
 
 
@@ -155,7 +157,7 @@ def train_client(
     """A client's local training: what the client returns, and its two trained networks."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
-    epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
+    epochs = state.epochs + (client.epochs if options.divisor == "batch" else 0)
     examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, local.own_repeats(options, shard))
     # Without a siamese network a client learns from labels alone.
     learns = jnp.any(examples.mask & examples.labeled) | (options.consistency_weight > 0)
@@ -191,7 +193,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
     whose statistics are then those of the online network.
     """
     distance = {"mse": losses.squared_error, "kl": losses.kl_divergence}[options.consistency]
-    released = options.normalization == "released"
+    released = options.divisor == "batch"
     scale = 1.0 / task.num_classes if released and options.consistency == "mse" else 1.0
     siamese = options.consistency_weight > 0
 

@@ -20,26 +20,37 @@ from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_su
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, mean
-from fedjax_ssl.options import Fraction, LabeledRepeats, ReadWhere, Size, Weight
+from fedjax_ssl.options import LABELS_BY, Divisor, Fraction, LabeledRepeats, PseudoLabels, ReadWhere, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 
 class FixMatchOptions(LabeledRepeats):
     """FixMatch's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="The fixed threshold on confidences.")
-    strict: bool = Field(default=True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
-    pseudo_labels: Literal["global", "local"] = Field(
-        default="global", description="By the `global` model once per round ((FL)^2), or the `local` one per step (Eq. 4)."
+    confidence: Fraction = Field(
+        default=0.95, description="Fixed confidence threshold: a pseudo-label that exceeds it is accepted, and trained on."
     )
-    divisor: Literal["accepted", "batch"] = Field(
-        default="accepted",
-        description="Divisor of a batch's loss: its `accepted` examples ((FL)^2) or the whole `batch` (Eq. 4).",
+    strict: bool = Field(
+        default=True,
+        description="Whether a confidence has to be above the threshold ((FL)^2). If false, one that equals it is enough "
+        "(FixMatch).",
     )
-    unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
-    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
+    pseudo_labels: PseudoLabels = LABELS_BY
+    divisor: Divisor = Field(
+        default="used",
+        description="What the sum of a batch's unlabeled loss is divided by: the number of accepted examples (`used`, as in "
+        "(FL)^2) or of all examples of the `batch` (Eq. 4).",
+    )
+    unlabeled_weight: Weight = Field(
+        default=1.0, description="Weight lambda_u of the unlabeled loss beside the labeled one, in a client that has labels."
+    )
+    unlabeled_batch_size: Size = Field(
+        default=0, description="Number of unlabeled examples B_u in a local step. 0 takes as many as `client.batch_size`."
+    )
     batches: Annotated[Literal["all", "accepted"], ReadWhere(pseudo_labels=("global",))] = Field(
-        default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
+        default="all",
+        description="What a client draws its batches from: `all` of its unlabeled examples, or only those whose pseudo-labels, "
+        "by the global model, are `accepted`.",
     )
 
     @pydantic.model_validator(mode="after")

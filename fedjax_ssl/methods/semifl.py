@@ -23,7 +23,7 @@ from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weigh
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientOutput, Method, Shard
 from fedjax_ssl.metrics import ClientMetrics, Mean, mean
-from fedjax_ssl.options import Fraction, Options, Rate, ReadWhere
+from fedjax_ssl.options import LABELS_BY, Fraction, Options, PseudoLabels, Rate, ReadWhere
 from fedjax_ssl.ssl import mixup, pseudo_labels
 
 
@@ -31,9 +31,7 @@ class SemiFLOptions(Options):
     """SemiFL's own settings."""
 
     confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that is trained on.")
-    pseudo_labels: Literal["global", "batch"] = Field(
-        default="global", description="Once a round by the `global` model, or (needs mix=none) per `batch` by the local one."
-    )
+    pseudo_labels: PseudoLabels = LABELS_BY
     mix: Literal["mixup", "none"] = Field(default="mixup", description="Train on mixtures as well, or on the fix set alone.")
     mixup_alpha: Annotated[Rate, ReadWhere(mix=("mixup",))] = Field(
         default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a."
@@ -41,22 +39,22 @@ class SemiFLOptions(Options):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        if self.pseudo_labels == "batch" and self.mix != "none":
-            raise ValueError(f"method.mix: got {self.mix!r} with method.pseudo_labels=batch, accepted: none")
+        if self.pseudo_labels == "local" and self.mix != "none":
+            raise ValueError(f"method.mix: got {self.mix!r} with method.pseudo_labels=local, accepted: none")
         return self
 
 
 def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptions = SemiFLOptions()) -> Method:
     """SemiFL: pseudo-labels by the global model, mixup at the clients, and fine-tuning at the server.
 
-    With `pseudo_labels=batch` and `server.training=parallel` it is the paper's FedAvg + FixMatch.
+    With `pseudo_labels=local` and `server.training.when=parallel` it is the paper's FedAvg + FixMatch.
     """
 
     def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
         label_key, order_key, train_key = jax.random.split(key, 3)
         drawn = shard.unlabeled.mask
         metrics: ClientMetrics = {}
-        if options.pseudo_labels == "batch":
+        if options.pseudo_labels == "local":
             gradient = batch_gradient(task, options, shard)
         else:
             probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)

@@ -82,7 +82,7 @@ class Round(NamedTuple):
         if self.system is None:
             return inputs
         slot = slots(self.system, self.state.key, self.cohort, self.data.profiles)
-        works, (labeled, unlabeled, true_labels) = slot.there & slot.stays, inputs.rows
+        works, (labeled, unlabeled, true_labels) = slot.available & slot.stays, inputs.rows
         return inputs._replace(slot=slot, rows=Shard(restricted(labeled, works), restricted(unlabeled, works), true_labels))
 
 
@@ -117,7 +117,7 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
             labeled=_rows(data.server, 0, labels),
             unlabeled=pooled,
             true_labels=labels[pooled.index],
-            next_cohort=restricted(_rows(data.client_data, next_cohort.ids, None), next_cohort.there),
+            next_cohort=restricted(_rows(data.client_data, next_cohort.ids, None), next_cohort.available),
             round=cohort.round,
             rounds=cohort.rounds,
         ),

@@ -43,11 +43,11 @@ class UnevenClient(NamedTuple):
     """One client of a cohort, or with leading axis M all of them."""
 
     profile: Profiles
-    there: jax.Array  # whether it can be reached
+    available: jax.Array  # whether it can be reached
     stays: jax.Array  # whether it does not drop out
 
 
-def are_there(system: System, windows: jax.Array | None, round: jax.Array, size: int) -> jax.Array:
+def are_available(system: System, windows: jax.Array | None, round: jax.Array, size: int) -> jax.Array:
     """Which of `size` clients with windows [size, I, 2] can be reached in a round (int32 scalar, from 0): bool [size]."""
     if windows is None:
         return jnp.ones(size, bool)
@@ -70,8 +70,8 @@ def time_of_day(system: System, round: jax.Array) -> jax.Array:
 def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> UnevenClient:
     """The cohort's clients in a round, with leading axis M; `key` is the run's root key."""
     keys = rng.client_keys(key, cohort.round, cohort.ids, "dropout")
-    assert cohort.there is not None  # `cohort.draw` says who is
-    return UnevenClient(profiles, cohort.there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
+    assert cohort.available is not None  # `cohort.draw` says who is
+    return UnevenClient(profiles, cohort.available, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
 
 
 def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Number) -> jax.Array:
@@ -101,14 +101,15 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     """
     down, up = transfers(output)
     spent = seconds(slot.profile, down, passes, up)
-    works = slot.there & slot.stays
+    works = slot.available & slot.stays
     arrives = works & (spent <= system.deadline_s * (1 + ROUNDING))
 
-    asked = slot.there | (system.participation != "available")
+    asked = slot.available | (system.participation != "available")
     waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
-    reached = {name: slot.there if name == "comm/bytes_down" else works for name in output.metrics}
+    reached = {name: slot.available if name == "comm/bytes_down" else works for name in output.metrics}
     result = result_where(arrives, output, old_state, lambda name, part: jnp.where(reached[name], part, 0))
-    own = {"sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)), "sim/absent": Sum((~slot.there).astype(jnp.int32))}
+    lost = {"sim/dropped": slot.available & ~arrives, "sim/absent": ~slot.available}
+    own = {name: Sum(what.astype(jnp.int32)) for name, what in lost.items()}
     own |= {SECONDS: Sum(waited)} if system.is_timed else {}
     return result._replace(metrics={**result.metrics, **own})
 

@@ -34,7 +34,7 @@ PRETRAININGS = {"without pretraining": 0, "no pretraining": 0, "one pretraining"
 def pretrainings(config, overrides):
     """How often the server of a cell trains before round 1, by today's config."""
     name = config.removeprefix("configs/").replace(".py:", ":")
-    return overrides.get("server.pretrain", command.read(name).tree["server"]["pretrain"])
+    return overrides.get("server.training.pretrain", command.read(name).tree["server"]["training"]["pretrain"])
 
 
 def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its_sweep_still_runs():

@@ -141,7 +141,7 @@ class Problem:
             if not len(kept):
                 continue
             agreeing = agreed[kept]
-            divisors = (BATCH, BATCH) if options.normalize == "batch" else (len(kept), max(agreeing.sum(), 1))
+            divisors = (BATCH, BATCH) if options.divisor == "batch" else (len(kept), max(agreeing.sum(), 1))
             strong = self.view("strong" if options.augment == "strong" else options.expert_view, self.rows[kept])
             p, x = net.trained(strong)
             ce_sum += lc.cross_entropy(p, label[kept]).sum()

@@ -106,7 +106,7 @@ def expected_client(data, name, options, num_labeled, largest, stats):
     batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     train_key = jax.random.split(KEY)[1]
     loss = consistency = count = 0
-    released = options.normalization == "released"
+    released = options.divisor == "batch"
     for s in range(EPOCHS * len(batches)):
         batch, epoch = batches[s % len(batches)], s // len(batches)
         keys = jax.random.split(jax.random.fold_in(train_key, s))
@@ -175,7 +175,7 @@ class Case(NamedTuple):
     persistent: bool = False
 
 
-RELEASED = {"normalization": "released", "labeled_repeats": 2, "alpha_counts": "epochs", "alpha_max": 0.81}
+RELEASED = {"divisor": "batch", "labeled_repeats": 2, "alpha_counts": "epochs", "alpha_max": 0.81}
 CASES = {
     "mt": Case("fedsiam_mt", {"alpha_max": 0.87}),
     "mt, persistent": Case("fedsiam_mt", {"alpha_max": 0.87}, persistent=True),

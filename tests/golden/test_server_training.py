@@ -15,7 +15,7 @@ from tests.golden import linear_clients as lc
 
 ROUNDS, LABELS, STEPS = 8, 20, 2
 RATE = 0.03
-PLAIN = {"data__weak": "none", "server__batch_size": LABELS, "server__epochs": STEPS, "rounds": ROUNDS}
+PLAIN = {"data__weak": "none", "server__training__batch_size": LABELS, "server__training__epochs": STEPS, "rounds": ROUNDS}
 
 
 def cosine(t: int) -> float:
@@ -27,8 +27,9 @@ class Server:
     """The server of a tiny experiment with a linear network, and its labeled data in float64."""
 
     def __init__(self, method="fixmatch", *, tsa="", pretrain=0, training="after", momentum=0.5, **overrides):
-        keys = {f"server__optimizer__{key}": value for key, value in overrides.items()}
-        keys |= {"server__pretrain": pretrain, "server__training": training, "server__momentum": momentum}
+        keys = {f"server__training__optimizer__{key}": value for key, value in overrides.items()}
+        keys |= {"server__training__pretrain": pretrain, "server__training__when": training}
+        keys |= {"server__optimizer__momentum": momentum}
         keys |= {"method__tsa": tsa} if tsa else {}
         experiment = tiny.experiment(method, network="linear", labels_at="server", **PLAIN, **keys)
         self.method, self.data = experiment.method, experiment.problem.data

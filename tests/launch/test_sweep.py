@@ -44,13 +44,15 @@ def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_c
         return parse(Table, sweep._from_options(sweep._parser().parse_args(words)))
 
     table = made(
-        *("client.optimizer.learning_rate=.01", "server.learning_rate=1,.5", "data.num_labels=10"),
+        *("client.optimizer.learning_rate=.01", "server.optimizer.learning_rate=1,.5", "data.num_labels=10"),
         config="digits:{method}",
         methods="fl2,uda",
     )
-    rates = [f"client.optimizer.learning_rate=.01, server.learning_rate={rate}, num_labels=10" for rate in ("1", ".5")]
+    rates = [
+        f"client.optimizer.learning_rate=.01, server.optimizer.learning_rate={rate}, num_labels=10" for rate in ("1", ".5")
+    ]
     assert [*table.columns] == rates
-    keys = "client.optimizer.learning_rate: .01; server.learning_rate: 1, .5; data.num_labels: 10"
+    keys = "client.optimizer.learning_rate: .01; server.optimizer.learning_rate: 1, .5; data.num_labels: 10"
     assert table.about == f"method: fl2, uda; {keys} (digits:{{method}})"
     one = made("client.optimizer.learning_rate=.1,.2")
     assert [*one.columns] == ["learning_rate=.1", "learning_rate=.2"]
@@ -134,7 +136,7 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     file.write_text(
         'config = "digits:{row}"\nseeds = 2\nrows = ["supervised"]\n'
         '[set]\n"rounds" = 2\n"model.name" = "linear"\n[columns]\n'
-        'plain = {}\n"lr 1e30" = { set = { "server.optimizer.learning_rate" = 1e30 } }\n'
+        'plain = {}\n"lr 1e30" = { set = { "server.training.optimizer.learning_rate" = 1e30 } }\n'
         '[paper]\nsupervised = { plain = "12.5 ± 1.0" }\n'
     )
     arguments = [str(file), f"--workdir={tmp_path / 'out'}", "--jobs=2"]

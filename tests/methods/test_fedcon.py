@@ -20,7 +20,7 @@ def close(a, b) -> bool:
 
 class Run(Client):
     def __init__(self):
-        super().__init__("fedcon", client__epochs=0, client__steps=2, server__epochs=1, method__target_decay=0.9)
+        super().__init__("fedcon", client__epochs=0, client__steps=2, server__training__epochs=1, method__target_decay=0.9)
         self.change = self().update
         self.server_update = jax.jit(self.method.server_update)
         # A later round's state: with momentum, and a teacher that is not the model.

@@ -226,20 +226,20 @@ def draws(rules, size, rounds, sizes=toy.SIZES, windows=WINDOWS):
     spec = DataSpec((1,), 2, len(sizes), size)
     many = jax.jit(jax.vmap(lambda number: cohort.draw(jax.random.key(3), number, spec, rounds, rules, data)))
     drawn = many(jnp.arange(rounds, dtype=jnp.int32))
-    return np.asarray(drawn.ids), np.asarray(drawn.there)
+    return np.asarray(drawn.ids), np.asarray(drawn.available)
 
 
 def test_windows_begin_at_their_begin_and_end_before_their_end_and_go_on_after_the_period():
     times = np.float32([0, 99, 100, 150, 199, 200, 299, 300, 399, 400, 500])
     windows = np.float32([[[100, 200], [0, 0]], [[300, 450], [150, 151]], [[0, 400], [0, 0]], [[0, 0], [0, 0]]])
-    got = [system.are_there(System(round_s=float(t), period_s=400.0), windows, 1, 4).tolist() for t in times]
+    got = [system.are_available(System(round_s=float(t), period_s=400.0), windows, 1, 4).tolist() for t in times]
     first, second, always, never = zip(*got, strict=True)
     assert [t for t, there in zip(times, first, strict=True) if there] == [100, 150, 199, 500]
     assert [t for t, there in zip(times, second, strict=True) if there] == [0, 150, 300, 399, 400]
     assert all(always)
     assert not any(never)
     for number in range(9):
-        got = system.are_there(RULES, WINDOWS, jnp.int32(number), 7)
+        got = system.are_available(RULES, WINDOWS, jnp.int32(number), 7)
         assert got.tolist() == reached(number, RULES, WINDOWS)
 
 
