@@ -22,8 +22,8 @@ def supervised_gradient(
     labels, view = examples.labels, view or task.views.labeled
 
     def gradient(weights: Weights, batch: Batch, key: Key) -> Gradients:
-        views, own = view(key, examples.take(batch.positions)), labels[batch.positions]
-        return loss_gradients(task, weights, views, lambda z: labeled_loss(z, own, batch.mask, selection), batch.mask, key)
+        views, classes = view(key, examples.take(batch.positions)), labels[batch.positions]
+        return loss_gradients(task, weights, views, lambda z: labeled_loss(z, classes, batch.mask, selection), batch.mask, key)
 
     return gradient
 

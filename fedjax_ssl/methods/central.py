@@ -17,7 +17,7 @@ from pydantic import Field
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key, train
+from fedjax_ssl.local import Gradients, Server, Task, Training, TrainState, Weights, apply_gradients, dropout_key, train
 from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
 from fedjax_ssl.method import DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
@@ -136,9 +136,9 @@ def _central(
     def round_(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
         def step(state: CentralState, inputs: StepInputs, key: jax.Array) -> tuple[CentralState, Metrics]:
             gradients, status = gradient(task, unlabeled_loss, data, state, inputs, key)
-            fit = apply_gradients(task, training, Fit(state.weights, state.optimizer), gradients, inputs.learning_rate)
-            average = ema.update(state.average, fit.weights.params, options.ema_decay)
-            return CentralState(fit.weights, average, fit.optimizer, status), gradients.metrics
+            new = apply_gradients(task, training, TrainState(state.weights, state.optimizer), gradients, inputs.learning_rate)
+            average = ema.update(state.average, new.weights.params, options.ema_decay)
+            return CentralState(new.weights, average, new.optimizer, status), gradients.metrics
 
         begun = state._replace(optimizer=training.start(state.weights.params, state.optimizer))
         *batch_keys, step_key = jax.random.split(key, 3)

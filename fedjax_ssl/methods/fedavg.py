@@ -11,7 +11,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local import Broadcast, Server, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
-from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.options import LabeledRepeats
 
 
@@ -30,12 +30,12 @@ def fedavg(
         accepted = "clients, or server with data.reveal_labels=True"
         raise ValueError(f"data.labels_at: got server for clients that train on labels alone, accepted: {accepted}")
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array) -> ClientOutput:
         order_key, train_key = jax.random.split(key)
-        gradient = local.supervised_gradient(task, shard.labeled, view=view)
-        schedule = local.repeated(options, shard, client, lambda client: client.schedule(order_key, shard.labeled.mask))
+        gradient = local.supervised_gradient(task, data.labeled, view=view)
+        schedule = local.repeated(options, data, client, lambda client: client.schedule(order_key, data.labeled.mask))
         # A client without labeled examples does not train, and takes no part in the average.
-        weight = jnp.where(shard.labeled.count > 0, local.data_weight(task, shard), 0.0)
+        weight = jnp.where(data.labeled.count > 0, local.data_weight(task, data), 0.0)
         return local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
     views = ("labeled",) if view is None else ("weak",)

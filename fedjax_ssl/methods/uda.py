@@ -17,7 +17,7 @@ from fedjax_ssl.local import Broadcast, Server, Task, Training, semi_supervised
 from fedjax_ssl.local.objectives import Selection
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
+from fedjax_ssl.method import ClientData, ClientOutput, Method, ServerData
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, tsa
@@ -48,17 +48,17 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
             return None
         return partial(tsa.selected, eta=tsa.threshold(options.tsa, round / rounds, task.num_classes))
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
+    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array) -> ClientOutput:
         def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
             label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
             used = batch.mask & (confidence > options.confidence)
             kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
-            metrics = semi_supervised.step_metrics(label, used, shard, batch)
+            metrics = semi_supervised.step_metrics(label, used, data, batch)
             return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
 
         weight, size, selected = options.unlabeled_weight, options.unlabeled_batch_size, selection(shared.round, shared.rounds)
-        objective = Objective(unlabeled, shard.unlabeled.mask, True, weight, size, selected, options)
-        return semi_supervised.client_output(task, client, shared, optimizer, shard, objective, jax.random.split(key))
+        objective = Objective(unlabeled, data.unlabeled.mask, True, weight, size, selected, options)
+        return semi_supervised.client_output(task, client, shared, optimizer, data, objective, jax.random.split(key))
 
     def annealed(data: ServerData) -> GradientFn:
         return local.supervised_gradient(task, data.labeled, selection=selection(data.round, data.rounds))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local.marks import BACKWARD, FORWARD, STEP
+from fedjax_ssl.local.counters import BACKWARD, FORWARD, STEP
 from fedjax_ssl.metrics import Sum, whole
 
 Value = jax.typing.ArrayLike  # of a program's variable

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.forward_passes import forward_batches_of
 from fedjax_ssl.simulation.execution import Execution
 
 ON_CPU: dict[str, str | bool] = {

@@ -19,7 +19,7 @@ from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
-from fedjax_ssl.method import Aggregate, ServerData, Shard, averaged, summed
+from fedjax_ssl.method import Aggregate, ClientData, ServerData, averaged, summed
 from fedjax_ssl.methods.fedlabel import FedLabelClientState, FedLabelOptions, Halves, fedlabel
 from fedjax_ssl.models import ModelFns
 from fedjax_ssl.ssl import experts
@@ -182,10 +182,10 @@ class Problem:
     def got(self, options):
         client, update = client_of(options)
         labeled = lc.examples(self.pool, self.labeled_rows, LABELED, LABELS)
-        shard = Shard(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
+        client_data = ClientData(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
         states = [lc.with_leaves(client.optimizer.init(lc.float32(self.w)), lc.float32(m)) for m in self.momenta]
         shared = Broadcast(Weights(lc.float32(self.w), lc.float32(self.v)), jnp.float32(RATE), jnp.int32(0))
-        return update(shared, (), FedLabelClientState(*states), shard, jax.random.key(0))
+        return update(shared, (), FedLabelClientState(*states), client_data, jax.random.key(0))
 
 
 def in_order(key, mask, batch_size, steps):
