@@ -17,7 +17,7 @@ from jaxtyping import Bool
 from fedjax_ssl.arrays import Array, Key, Labels, Logits, Mask, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, repeated, train_client
-from fedjax_ssl.local.objectives import Selection, labeled_loss
+from fedjax_ssl.local.objectives import labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.local.training import AnySchedule, GradientFn, Gradients, Training, gradients
@@ -54,7 +54,6 @@ class Objective(NamedTuple):
     weak: bool  # whether L_u reads the weak views' outputs
     weight: float  # w, the weight of L_u
     batch_size: int  # B_u, the unlabeled batch size; 0: as the labeled one
-    selection: Selection | None = None  # which labeled examples L_s is over; None: all
     repeats: LabeledRepeats = LabeledRepeats()  # how often an epoch goes through the client's labels
 
 
@@ -106,7 +105,7 @@ def gradient(task: Task, data: ClientData, objective: Objective) -> GradientFn:
             if labeled is None:
                 return value, batch_stats, {"loss": of_unlabeled.mean, **of_unlabeled.metrics}
             labels = data.labeled.labels[labeled.positions]
-            supervised, metric = labeled_loss(rest[0], labels, labeled.mask, objective.selection)
+            supervised, metric = labeled_loss(rest[0], labels, labeled.mask)
             metrics = {"loss": metric, "unlabeled_loss": of_unlabeled.mean, **of_unlabeled.metrics}
             return supervised + value, batch_stats, metrics
 

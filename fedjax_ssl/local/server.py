@@ -18,6 +18,7 @@ from fedjax_ssl.local.training import GradientFn, Training, TrainState, minimize
 from fedjax_ssl.method import VIEWS, Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
+from fedjax_ssl.options import MANY
 
 
 class StaticNorm(NamedTuple):
@@ -102,9 +103,8 @@ class ServerWork(NamedTuple):
         return self.statistics(state, data), metrics
 
 
-def server_work(task: Task, server: Server, objective: Callable[[ServerData], GradientFn] | None = None) -> ServerWork:
-    """The usual work of a server with one global model; the `objective` of its training is by default `supervised_gradient`."""
-    objective = objective or (lambda data: supervised_gradient(task, data.labeled))
+def server_work(task: Task, server: Server) -> ServerWork:
+    """The usual work of a server with one global model, which trains it by `supervised_gradient`."""
 
     def step(state: ServerState, aggregate: Aggregate) -> ServerState:
         weights, optimizer = server_step(server, state.weights, state.optimizer, aggregate)
@@ -112,7 +112,7 @@ def server_work(task: Task, server: Server, objective: Callable[[ServerData], Gr
 
     def train(state: ServerState, data: ServerData, key: Key) -> tuple[ServerState, Metrics]:
         start = TrainState(state.weights, state.fine_tune)
-        end, metrics = train_server(task, server, lambda _: objective(data), start, data, key)
+        end, metrics = train_server(task, server, lambda _: supervised_gradient(task, data.labeled), start, data, key)
         return state._replace(weights=end.weights, fine_tune=end.optimizer), metrics
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
@@ -280,7 +280,7 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
 
 def _by_class(examples: Examples) -> Examples:
     """Labeled examples in the order of their labels, padding last; the labels themselves are left out."""
-    order = jnp.argsort(jnp.where(examples.mask, examples.labels, jnp.iinfo(jnp.int32).max), stable=True)
+    order = jnp.argsort(jnp.where(examples.mask, examples.labels, MANY), stable=True)
     return examples._replace(index=examples.index[order], labels=None)
 
 

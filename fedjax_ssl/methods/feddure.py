@@ -94,31 +94,8 @@ class StepViews(NamedTuple):
 
 def feddure(*, task: Task, client: Training, server: Server, options: FedDureOptions = FedDureOptions()) -> Method:
     """FedDure, Algorithm 1: two regulators weigh pseudo-labels; clients are averaged by data size, |D_s| + |D_u|."""
-    setup = Setup(task, client, server, options)
-
-    def client_update(
-        shared: Broadcast, _: PyTree, state: FedDureClientState, data: ClientData, key: jax.Array
-    ) -> ClientOutput:
-        order_key, train_key = jax.random.split(key)
-        masks = (data.labeled.mask, data.unlabeled.mask)
-        if options.unlabeled_batch_size:
-            schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
-        else:
-            entries = client_batch_size(data.labeled.count, data.unlabeled.count, client.batch_size)
-            rows = options.largest_batch_size
-            schedule = client.paired_schedule(order_key, *masks, rows, entries=jnp.clip(entries, 1, rows))
-
-        phi = shared.weights.params
-        phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
-        regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
-        start, rate = TrainState(shared.weights, state.optimizer, (regulators,)), shared.learning_rate
-        step_gradient = partial(gradient, setup, data)
-        trained = local.minimize(task, client, step_gradient, start, schedule, learning_rate=rate, key=train_key)
-        weights, optimizer, (regulators,) = trained.carry
-        state = FedDureClientState(optimizer, regulators.w, regulators.w_optimizer)
-        return local.output_of(task, shared.weights, weights, trained, local.data_weight(task, data), state)
-
-    method = local.averaging_method(task, client, server, client_update, labels_at=("clients",))
+    update = partial(client_update, Setup(task, client, server, options))
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",))
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedDureClientState]:
         state, optimizer = method.init(key, spec)
@@ -129,6 +106,31 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
         return state, FedDureClientState(optimizer, w, jax.vmap(optax.scale_by_adam().init)(w))
 
     return method._replace(init=init)
+
+
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedDureClientState, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: theta trains on labeled and pseudo-labeled batches, and its regulators learn beside it."""
+    task, client, _, options = setup
+    order_key, train_key = jax.random.split(key)
+    masks = (data.labeled.mask, data.unlabeled.mask)
+    if options.unlabeled_batch_size:
+        schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
+    else:
+        entries = client_batch_size(data.labeled.count, data.unlabeled.count, client.batch_size)
+        rows = options.largest_batch_size
+        schedule = client.paired_schedule(order_key, *masks, rows, entries=jnp.clip(entries, 1, rows))
+
+    phi = shared.weights.params
+    phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
+    regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
+    start, rate = TrainState(shared.weights, state.optimizer, (regulators,)), shared.learning_rate
+    step_gradient = partial(gradient, setup, data)
+    trained = local.minimize(task, client, step_gradient, start, schedule, learning_rate=rate, key=train_key)
+    weights, optimizer, (regulators,) = trained.carry
+    state = FedDureClientState(optimizer, regulators.w, regulators.w_optimizer)
+    return local.output_of(task, shared.weights, weights, trained, local.data_weight(task, data), state)
 
 
 def client_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Stored:

@@ -58,9 +58,6 @@ class FedLabelOptions(Options):
     consistency_target: Annotated[Literal["other", "local"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
         default="other", description="Target of KL (`released`: `local`)."
     )
-    kl_order: Annotated[Literal["target_first", "net_first"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
-        default="target_first", description="KL(s- || f) (`target_first`, as usual) or KL(f || s-) (`net_first`, as printed)."
-    )
     normalize: Literal["batch", "passing"] = Field(
         default="batch", description="Divide losses by the `batch` size, or by the number of examples in each (`released`)."
     )
@@ -200,7 +197,6 @@ def train_unlabeled(
 
 def unlabeled_gradient(task: Task, options: FedLabelOptions, data: ClientData, anchor: Weights, expert: Weights) -> GradientFn:
     """The gradient of L for w_U on a batch, by the global expert w, `anchor`, and the local one w_L, `expert`."""
-    distance = {"target_first": losses.kl_divergence, "net_first": losses.reverse_kl}[options.kl_order]
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         images = data.unlabeled.take(batch.positions)
@@ -221,7 +217,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, data: ClientData, a
                     plain_key = local.dropout_key(local.substream(key, "plain"))
                     outputs, second = task.train_logits(net, view, accepted, plain_key)
                     stats = task.merged_stats(weights.stats, stats, second)
-                kl = distance(target, outputs)
+                kl = losses.kl_divergence(target, outputs)
                 value += options.consistency_weight * losses.masked_mean(decision.ratio * kl, agreeing, divisor)
             if options.proximity:
                 apart = jax.tree.map(lambda p, a: jnp.mean(jnp.square(p - a)), net.params, anchor.params)

@@ -87,11 +87,12 @@ class FedSiamClientState(NamedTuple):
 
 
 AlphaMax = Callable[[jax.Array], jax.Array]  # from a round's number, from 1, to the largest alpha of that round
+Finish = Callable[[ClientOutput, Weights, jax.Array], ClientOutput]  # see `method_of`
 
 
 def fedsiam_pi(*, task: Task, client: Training, server: Server, options: FedSiamPiOptions = FedSiamPiOptions()) -> Method:
     """FedSiam-Pi: one network, whose second forward pass on another view is the target (alpha = 0)."""
-    return method_of(task, client, server, options, lambda _: jnp.zeros(()))
+    return method_of(Setup(task, client, server, options), lambda _: jnp.zeros(()))
 
 
 def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiamMTOptions = FedSiamMTOptions()) -> Method:
@@ -99,23 +100,21 @@ def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiam
 
     The target is evaluated; the accuracy of the online network is logged as `eval/accuracy_online`.
     """
-    return method_of(task, client, server, options, lambda _: jnp.float32(options.alpha_max))
+    return method_of(Setup(task, client, server, options), lambda _: jnp.float32(options.alpha_max))
 
 
 def method_of(
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FedSiamPiOptions,
+    setup: Setup,
     alpha_max: AlphaMax,
-    finish: Callable[[ClientOutput, Weights, jax.Array], ClientOutput] = lambda output, *_: output,
+    finish: Finish = lambda output, *_: output,
 ) -> Method:
-    """FedSiam with one network or two, by the class of `options`.
+    """FedSiam with one network or two, by the class of the options.
 
     The Broadcast's `extra` is the round's largest alpha; if it is 0 only one network is sent. `finish` changes what a client
     returns, given its trained networks and whether both networks are sent, a bool scalar.
     """
-    setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
+    task, client, server, options = setup
+    paired = isinstance(options, FedSiamMTOptions)
     by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
     if by_epochs and task.labels_at == ("server",):  # the server's training counts steps, whatever is asked for
         raise ValueError("method.alpha_counts: got epochs with labels at the server, accepted: steps")
@@ -128,11 +127,6 @@ def method_of(
         zeros = jnp.zeros(spec.num_clients, jnp.int32)
         return state, FedSiamClientState(zeros, zeros, optimizers)
 
-    def client_update(
-        shared: Broadcast, _: PyTree, state: FedSiamClientState, data: ClientData, key: jax.Array
-    ) -> ClientOutput:
-        return finish(*train_client(setup, shared, state, data, key), shared.extra > 0)
-
     def predict(which: int) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
         return lambda state, images, mask: task.predict(each(state.weights)[which], images, mask)
 
@@ -140,7 +134,7 @@ def method_of(
         task,
         client,
         server,
-        client_update,
+        partial(client_update, setup, finish),
         labels_at=("server", "clients"),
         views=("labeled", "weak"),
         work=server_work(task, server, alpha_max),
@@ -151,10 +145,10 @@ def method_of(
     return method._replace(init=init, predict=predictions, requires=requires)
 
 
-def train_client(
-    setup: Setup, shared: Broadcast, state: FedSiamClientState, data: ClientData, key: jax.Array
-) -> tuple[ClientOutput, Weights]:
-    """A client's local training: what the client returns, and its two trained networks."""
+def client_update(
+    setup: Setup, finish: Finish, shared: Broadcast, _: PyTree, state: FedSiamClientState, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: it trains the online network, which the target follows, and sends both or one."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
@@ -169,10 +163,8 @@ def train_client(
         return ema.warm_decay(before.astype(jnp.float32) + number + 1, shared.extra)
 
     online, *targets = each(shared.weights)
-    gradient, start = (
-        client_gradient(task, options, examples, epochs, alpha),
-        TrainState(online, state.optimizer, tuple(targets)),
-    )
+    gradient = client_gradient(task, options, examples, epochs, alpha)
+    start = TrainState(online, state.optimizer, tuple(targets))
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     new, optimizer, new_targets = trained.carry
     weights = join(new, *new_targets)
@@ -183,7 +175,8 @@ def train_client(
     weight = (data.labeled.count + data.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
     received = jnp.where(shared.extra > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
-    return output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)}), weights
+    output = output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)})
+    return finish(output, weights, shared.extra > 0)
 
 
 Alpha = Callable[[Batch], jax.Array]  # the target's decay after the step on a batch

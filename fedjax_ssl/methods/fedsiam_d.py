@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
+from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, averaged, summed
 from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, Networks, each, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
@@ -63,7 +63,7 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     def alpha_max(number: jax.Array) -> jax.Array:
         return jnp.where(both_sent(number), options.alpha_max, 0.0)
 
-    method = method_of(task, client, server, options, alpha_max, with_distances)
+    method = method_of(Setup(task, client, server, options), alpha_max, with_distances)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         state, clients = method.init(key, spec)

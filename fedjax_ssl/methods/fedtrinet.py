@@ -50,7 +50,6 @@ class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
     labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
-    threshold_protection: bool = Field(default=True, description="Constant threshold from round 35 of the second phase on.")
 
 
 class FedTriNetClientState(NamedTuple):
@@ -72,7 +71,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
 
     def threshold(state: ServerState, cohort: Cohort) -> jax.Array:
         round = cohort.round - options.labeled_rounds
-        q = thresholds.falling(state.extra, round, protected=options.threshold_protection)
+        q = thresholds.falling(state.extra, round)
         return jnp.where(state.extra > 0, q, NEVER)
 
     update = partial(client_update, Setup(task, client, server, options))

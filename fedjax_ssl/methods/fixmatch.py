@@ -7,6 +7,7 @@ FixMatch as published is `pseudo_labels=local`, `divisor=batch`, `strict=False`:
 batch's weak views. With labels at the clients a step takes a labeled batch, too.
 """
 
+from functools import partial
 from typing import Annotated, Literal, Self
 
 import jax
@@ -16,7 +17,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
+from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
 from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import ClientMetrics, mean
@@ -57,18 +58,24 @@ def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchO
     q is the softmax output on the weak view, without gradient.
     """
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array) -> ClientOutput:
-        keys = jax.random.split(key, 3)
-        metrics: ClientMetrics = {}
-        if options.pseudo_labels == "global":
-            objective, metrics = _once_per_round(task, options, shared.weights, data, keys[0])
-        else:
-            objective = _in_each_step(options, data)
-        objective = objective._replace(repeats=options)
-        output = semi_supervised.client_output(task, client, shared, optimizer, data, objective, keys[1:])
-        return output._replace(metrics={**metrics, **output.metrics})
+    update = partial(client_update, Setup(task, client, server, options))
+    return local.averaging_method(task, client, server, update, labels_at=("server", "clients"))
 
-    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
+
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round of local training on labeled and pseudo-labeled examples."""
+    task, client, _, options = setup
+    keys = jax.random.split(key, 3)
+    metrics: ClientMetrics = {}
+    if options.pseudo_labels == "global":
+        objective, metrics = _once_per_round(task, options, shared.weights, data, keys[0])
+    else:
+        objective = _in_each_step(options, data)
+    objective = objective._replace(repeats=options)
+    output = semi_supervised.client_output(task, client, shared, optimizer, data, objective, keys[1:])
+    return output._replace(metrics={**metrics, **output.metrics})
 
 
 def _once_per_round(

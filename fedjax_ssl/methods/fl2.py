@@ -5,6 +5,7 @@ trains with sharpness-aware consistency regularization (SACR), and is averaged b
 fine-tunes on its labels. Defaults are the paper's; `released` marks the values of its code where the two differ.
 """
 
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, dropout_key
+from fedjax_ssl.local import Broadcast, Gradients, Server, Setup, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
 from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import Mean, PerClient, Sum, mean, num_bytes
@@ -76,30 +77,36 @@ class Labeling(NamedTuple):
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
     """(FL)^2, Algorithm 1: adaptive pseudo-labels, sharpness-aware consistency, and weights by learning status."""
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array) -> ClientOutput:
-        label_key, order_key, train_key = jax.random.split(key, 3)
-        mask = data.unlabeled.mask
-        labeling = pseudo_label(task, options, shared.weights, data, label_key)
-        gradient = client_gradient(task, options, data, labeling)
-        schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
-        by_status = options.aggregation == "lsaa"  # weights 1 - tau_k, before they are normalized (Eq. 15)
-        weight = jnp.maximum(1.0 - labeling.tau, MIN_WEIGHT) if by_status else 1.0
-        weight = jnp.where(data.unlabeled.count > 0, weight, 0.0)
-        output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
-        sent = (output.update, labeling.tau) if by_status else output.update
-        threshold = labeling.tau if options.threshold == "cat" else options.confidence
-        metrics = {
-            **output.metrics,
-            **pseudo_labels.diagnostics(labeling.label, data.true_labels, labeling.accepted, mask),
-            "client/mask_rate": mean(labeling.accepted, mask),
-            "client/threshold": mean(threshold, data.unlabeled.count > 0),
-            "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
-            **pseudo_labels.examples(labeling.label, labeling.accepted, labeling.confidence),
-            "client/class_thresholds": PerClient(labeling.per_class),
-        }
-        return output._replace(metrics=metrics)
+    update = partial(client_update, Setup(task, client, server, options))
+    return local.averaging_method(task, client, server, update, views=("weak", "strong"))
 
-    return local.averaging_method(task, client, server, client_update, views=("weak", "strong"))
+
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: it labels its images, trains on those that it accepts, and is weighted by its learning status."""
+    task, client, _, options = setup
+    label_key, order_key, train_key = jax.random.split(key, 3)
+    mask = data.unlabeled.mask
+    labeling = pseudo_label(task, options, shared.weights, data, label_key)
+    gradient = client_gradient(task, options, data, labeling)
+    schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
+    by_status = options.aggregation == "lsaa"  # weights 1 - tau_k, before they are normalized (Eq. 15)
+    weight = jnp.maximum(1.0 - labeling.tau, MIN_WEIGHT) if by_status else 1.0
+    weight = jnp.where(data.unlabeled.count > 0, weight, 0.0)
+    output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
+    sent = (output.update, labeling.tau) if by_status else output.update
+    threshold = labeling.tau if options.threshold == "cat" else options.confidence
+    metrics = {
+        **output.metrics,
+        **pseudo_labels.diagnostics(labeling.label, data.true_labels, labeling.accepted, mask),
+        "client/mask_rate": mean(labeling.accepted, mask),
+        "client/threshold": mean(threshold, data.unlabeled.count > 0),
+        "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
+        **pseudo_labels.examples(labeling.label, labeling.accepted, labeling.confidence),
+        "client/class_thresholds": PerClient(labeling.per_class),
+    }
+    return output._replace(metrics=metrics)
 
 
 def pseudo_label(task: Task, options: FL2Options, weights: Weights, data: ClientData, key: jax.Array) -> Labeling:

@@ -35,7 +35,7 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
 class Program:
     """A function that is compiled at its first call and never traced again: other shapes or placements are an error."""
 
-    def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
+    def __init__(self, function: Callable[..., PyTree], execution: Execution, **jit_options: Any) -> None:
         self._jitted = jax.jit(function, **jit_options)
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None

@@ -113,7 +113,7 @@ class Simulator:
 
     def _program(
         self,
-        function: Callable,
+        function: Callable[..., PyTree],
         execution: Execution,
         per_run: list[PyTree],
         shared: list[PyTree],

@@ -37,7 +37,7 @@ BASE = {"confidence": 0.6, "unlabeled_steps": len(ORDER), "consistency_weight": 
 VARIANTS = {
     "paper": {},
     "other options": {
-        "measure": "entropy", "expert_view": "weak", "kl_order": "net_first", "counts": "distinct", "unlabeled_rate": 0.5,
+        "measure": "entropy", "expert_view": "weak", "counts": "distinct", "unlabeled_rate": 0.5,
         "proximity": 2.0,
     },
     "released": FEDLABEL["released"] | {"burn_in": 0, "expert_view": "plain"},  # the view is above; some that are kept disagree
@@ -150,8 +150,7 @@ class Problem:
                 if options.augment == "strong":
                     p, x = net.trained(self.view(options.expert_view, self.rows[kept]))
                 t = target[kept]
-                kl = (t * np.log(t / p)).sum(1) if options.kl_order == "target_first" else (p * np.log(p / t)).sum(1)
-                residual = p - t if options.kl_order == "target_first" else p * (np.log(p / t) - kl[:, None])
+                kl, residual = (t * np.log(t / p)).sum(1), p - t
                 weight = options.consistency_weight * ratio[kept] * agreeing / divisors[1]
                 parts.append((x, weight[:, None] * residual))
                 kl_sum += kl[agreeing].sum()

@@ -232,13 +232,10 @@ def test_a_client_without_labels_trains_on_pseudo_labels_of_the_global_model_if_
     assert np.array_equal(np.asarray(second.client_state.pseudo)[:UNLABELED], own) == (not seen)
 
 
-def test_the_threshold_falls_and_is_protected():
+def test_the_threshold_falls_to_half():
     m, rounds = 0.7, jnp.arange(70)
-    for protected in (True, False):
-        late = [1.4 * m] * 35 if protected else [(1 - 0.02 * r) * 2.8 * m for r in range(35, 70)]
-        expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + late
-        got = jax.vmap(lambda r, p=protected: thresholds.falling(jnp.float32(m), r, protected=p))(rounds)
-        np.testing.assert_allclose(got, expected, atol=1e-6)
+    expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + [1.4 * m] * 35
+    np.testing.assert_allclose(jax.vmap(lambda r: thresholds.falling(jnp.float32(m), r))(rounds), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("without", [0, 1])
