@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.local.marks import mark
+from fedjax_ssl.local.counters import count_outputs
 from fedjax_ssl.local.training import train
 from fedjax_ssl.metrics import Sum, add, added, reduce, values, whole
 from fedjax_ssl.options import MANY
@@ -72,7 +72,7 @@ def test_passes_are_counted_beyond_an_int32():
     rows, times = 2**20, 5_000
 
     def program(x):
-        return jax.lax.fori_loop(0, times, lambda _, x: x + mark(jnp.broadcast_to(x, (rows, 1)))[0, 0], x)
+        return jax.lax.fori_loop(0, times, lambda _, x: x + count_outputs(jnp.broadcast_to(x, (rows, 1)))[0, 0], x)
 
     _, passes = jax.jit(with_passes(program))(jnp.zeros(()))
     assert int(passes.forward) == rows * times > MANY

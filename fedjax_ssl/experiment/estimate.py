@@ -19,7 +19,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.experiment.experiment import COSTS, Experiment
 from fedjax_ssl.experiment.settings import ModelSettings
-from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.forward_passes import forward_batches_of
 from fedjax_ssl.method import Method
 from fedjax_ssl.metrics import num_bytes, whole
 from fedjax_ssl.options import plural
@@ -93,8 +93,8 @@ def traffic(experiment: Experiment) -> tuple[int, int]:
     def of_client(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[PyTree, PyTree]:
         state, _ = source.initialize(inputs, key, pools)
         ready = source.open(state, inputs, pools)
-        own = jax.tree.map(lambda x: x[0], ready.inputs)
-        return run_client(ready.method, ready.shared, own).update, (ready.shared[0], own.own)
+        one = jax.tree.map(lambda x: x[0], ready.inputs)
+        return run_client(ready.method, ready.shared, one).update, (ready.shared[0], one.per_client)
 
     shapes = jax.eval_shape(of_client, *arguments)
     up, down = (experiment.problem.spec.cohort_size * num_bytes(tree) for tree in shapes)

@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data.profiles import Profiles
 from fedjax_ssl.method import ClientOutput, Cohort
-from fedjax_ssl.metrics import Each, Mean, Sum, num_bytes
+from fedjax_ssl.metrics import Mean, PerClient, Sum, num_bytes
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import Passes
 
@@ -108,10 +108,12 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
     reached = {name: slot.available if name == "comm/bytes_down" else works for name in output.metrics}
     result = result_where(arrives, output, old_state, lambda name, part: jnp.where(reached[name], part, 0))
-    lost = {"sim/dropped": slot.available & ~arrives, "sim/absent": ~slot.available}
-    own = {name: Sum(what.astype(jnp.int32)) for name, what in lost.items()}
-    own |= {SECONDS: Sum(waited)} if system.is_timed else {}
-    return result._replace(metrics={**result.metrics, **own})
+    added = {
+        "sim/dropped": Sum((slot.available & ~arrives).astype(jnp.int32)),
+        "sim/absent": Sum((~slot.available).astype(jnp.int32)),
+    }
+    added |= {SECONDS: Sum(waited)} if system.is_timed else {}
+    return result._replace(metrics={**result.metrics, **added})
 
 
 def result_where(
@@ -126,9 +128,9 @@ def result_where(
     def where(new: jax.Array, old: PyTree = 0) -> jax.Array:
         return jnp.where(counts, new, old).astype(new.dtype)
 
-    def of(name: str, metric: Mean | Sum | Each) -> Mean | Sum | Each:
-        if isinstance(metric, Each):
-            return Each(where(metric.value, jnp.nan))
+    def of(name: str, metric: Mean | Sum | PerClient) -> Mean | Sum | PerClient:
+        if isinstance(metric, PerClient):
+            return PerClient(where(metric.value, jnp.nan))
         if isinstance(metric, Mean):
             return Mean(*map(where, metric))
         return Sum(*(total(name, part).astype(part.dtype) for part in metric))

@@ -1,7 +1,7 @@
 """Sharpness-aware perturbations of parameters (SAM, ASAM), and the consistency gradient of (FL)^2 that uses them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def asam_perturbation(params: Params, grad: Params, rho: float, eta: float = 0.0
     T is diagonal: |w| + eta for kernels and batch-norm scales, 1 for biases (leaves named `bias`), as in the authors' code.
     """
 
-    def scaling(path: tuple, w: Array) -> Array:
+    def scaling(path: tuple[Any, ...], w: Array) -> Array:
         is_bias = getattr(path[-1], "key", None) == "bias"
         return jnp.ones_like(w) if is_bias else jnp.abs(w) + eta
 

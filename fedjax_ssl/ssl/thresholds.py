@@ -40,15 +40,15 @@ def per_class(tau: Number, mean_probs: Float[Array, " C"]) -> Float[Array, " C"]
     return mean_probs / jnp.where(largest > 0, largest, 1.0) * tau
 
 
-def falling(base: Number, round: Int[Array, ""], *, protected: bool) -> Float[Array, ""]:
+def falling(base: Number, round: Int[Array, ""]) -> Float[Array, ""]:
     """FedTriNet's threshold q on sums of three networks' probabilities, which falls from round to round.
 
-        q = 2.8 m for r < 10;  (1 - .02 r) 2.8 m for r < 35;  then 1.4 m, or as before if not `protected`
+        q = 2.8 m for r < 10;  (1 - .02 r) 2.8 m for r < 35;  then 1.4 m
 
     m = `base` in [0, 1] is the mean confidence of the first phase's model, r the round of the second phase, from 0.
     """
     fallen = 1.0 - 0.02 * round.astype(jnp.float32)
-    factor = jnp.where(round < 10, 1.0, jnp.where(protected & (round >= 35), 0.5, fallen))
+    factor = jnp.where(round < 10, 1.0, jnp.where(round >= 35, 0.5, fallen))
     return 2.8 * base * factor
 
 

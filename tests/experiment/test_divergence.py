@@ -19,9 +19,9 @@ def fragile(*, task, client, server, options=AverageOptions()):
     """The method `average`, one of whose clients returns NaN from its round `scale` on."""
     base = average(task=task, client=client, server=server, options=AverageOptions())
 
-    def client_update(shared, own, times, shard, key):
-        output = base.client_update(shared, own, times, shard, key)
-        return output._replace(weight=jnp.where((own == 4) & (times + 1 >= options.scale), jnp.nan, output.weight))
+    def client_update(shared, per_client, times, client_data, key):
+        output = base.client_update(shared, per_client, times, client_data, key)
+        return output._replace(weight=jnp.where((per_client == 4) & (times + 1 >= options.scale), jnp.nan, output.weight))
 
     return base._replace(client_update=client_update)
 

@@ -59,7 +59,6 @@ def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp
         ("fedsem", {"method__labeled_rounds": 0.5}, "method.labeled_rounds=0.5"),
         ("fedsiam_d", {"method__end_round": 3}, "method.name=fedsiam_d, which reads the number of rounds"),
         ("fedcon", {}, "method.name=fedcon, which reads the number of rounds"),
-        ("uda", {"method__tsa": "linear"}, "method.name=uda, which reads the number of rounds"),
     ],
 )
 def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, overrides, what):
