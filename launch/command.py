@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging.handlers import MemoryHandler
 from typing import Any, NamedTuple
 
-from . import stopped, streams
+from fedjax_ssl.runs import streams
+
+from . import stopped
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout

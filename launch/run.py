@@ -19,7 +19,9 @@ import sys
 from logging.handlers import MemoryHandler
 from typing import Any
 
-from . import arguments, command, streams
+from fedjax_ssl.runs import streams
+
+from . import arguments, command
 
 
 def main(argv: list[str]) -> int:

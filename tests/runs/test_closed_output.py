@@ -14,7 +14,8 @@ import warnings
 import pytest
 
 from fedjax_ssl.files import read_json
-from launch import STOPPED, command, prepare, streams
+from fedjax_ssl.runs import streams
+from launch import STOPPED, command, prepare
 from tests import disk
 from tests.commands import CONFIG, ROOT, launch, rows, succeeded, wait_for_rounds
 
