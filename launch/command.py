@@ -116,13 +116,6 @@ def find_devices() -> None:
         raise ValueError(f"JAX_PLATFORMS: got {asked}, of which JAX finds no device{found}, accepted: cpu, or unset") from None
 
 
-def as_text(value: Any) -> str:
-    """A key's value as the command line takes it."""
-    if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:
     """The exit status of a command, which ends with a line on Ctrl-C, and quietly where nobody reads its output (`| head`)."""
     streams.open_closed()

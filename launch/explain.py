@@ -22,7 +22,7 @@ from fedjax_ssl.experiment import unread
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
-from fedjax_ssl.options import accepted, fields_of, is_group, unknown_key
+from fedjax_ssl.options import accepted, as_text, fields_of, is_group, unknown_key
 from fedjax_ssl.report.tables import aligned
 
 from . import arguments, command, sweep
@@ -90,7 +90,7 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
     read_where = {key: unread.needs(asked) for key, asked in unread.readers(settings.method["name"], settings.model["name"])}
     for key, (value, meaning, accepts) in known.items():
         if not wanted or any(f"{key}.".startswith(f"{one}.") for one in wanted):
-            yield f"{key} = {command.as_text(value) or repr(value)}"
+            yield f"{key} = {as_text(value) or repr(value)}"
             yield from textwrap.wrap(meaning, 110, initial_indent="    ", subsequent_indent="    ")
             yield f"    accepts: {accepts}"
             if needs := read_where[key]:

@@ -18,7 +18,9 @@ from collections.abc import Sequence
 
 from fedjax_ssl.files import replacing
 from fedjax_ssl.options import plural
-from fedjax_ssl.report import cells, groups, page, runs, sections, statistics, tables
+from fedjax_ssl.report import cells, groups, page, sections, statistics, tables
+from fedjax_ssl.runs import reading
+from fedjax_ssl.runs.sweep import SWEEP
 
 from . import arguments, command
 
@@ -33,13 +35,13 @@ def main(argv: Sequence[str]) -> int:
         out = arguments.output("--out", options.out, ".html")
         as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
-        found = runs.find(folders)
+        found = reading.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
         grouped = groups.group(found.runs, [name.strip() for name in options.by.split(",") if name.strip()], places)
         made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
         if as_json is not None and not made_from.sweeps:
-            raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
+            raise ValueError(f"--json: got DIR without a {SWEEP}, accepted: folders of launch.sweep")
         results = cells.from_json(as_json) if as_json is not None and as_json.exists() else []
         worse = list[str]()
         for sweep in made_from.sweeps:

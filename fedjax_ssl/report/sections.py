@@ -11,6 +11,7 @@ from fedjax_ssl.report.groups import Group, Grouped, slug
 from fedjax_ssl.report.page import Code, Item, Section, Words
 from fedjax_ssl.report.results import ACCURACY, Evaluations
 from fedjax_ssl.report.splits import split_pictures
+from fedjax_ssl.runs.sweep import on_axis
 
 Metrics = Mapping[str, tuple[str, float]]
 """A metric's key -> its name in words, and the factor that its values are shown with."""
@@ -166,7 +167,7 @@ def _along(sweep: cells.Sweep) -> Iterator[Picture]:
     """Accuracy against the number that a sweep changes, and the bytes where they change with it; of cells without an error."""
     having = [one for one in sweep.results if sweep.x and not any("error" in run for run in one["runs"])]
     lines: dict[str, list[tuple[float, cells.Result]]] = {}
-    for (line, x), one in zip(cells.on_axis([one["case"] for one in having]), having, strict=False):
+    for (line, x), one in zip(on_axis([one["case"] for one in having]), having, strict=False):
         lines.setdefault(line, []).append((x, one))
     parts = {}
     for key, label, factor in (("accuracy", "test accuracy, %", 100), ("bytes_up", "MB up", 1e-6)):
