@@ -9,13 +9,14 @@ import cv2
 import numpy as np
 import pytest
 
+from fedjax_ssl.data.sources import examples
 from fedjax_ssl.experiment import evaluation, export
 from fedjax_ssl.files import write_json
 from fedjax_ssl.report import extras
 from fedjax_ssl.report.tables import DASH
 from fedjax_ssl.runs import reading
 from fedjax_ssl.runs.loading import load
-from launch import evaluate, examples, report
+from launch import evaluate, report
 from tests.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
