@@ -70,12 +70,11 @@ def main(argv: Sequence[str]) -> int:
     waiting.setTarget(logging.StreamHandler())
     waiting.flush()
     beside = evaluations.beside(reports, kinds)
-    found = {"runs": reports, "all": {name: evaluations.over(own) for name, own in beside.items()}}
-    print(
-        json.dumps(plain(found), indent=2)
-        if options.json
-        else "\n".join(map(tables.text, evaluations.as_tables(reports, beside)))
-    )
+    if options.json:
+        found = {"runs": reports, "all": {name: evaluations.over(own) for name, own in beside.items()}}
+        print(json.dumps(plain(found), indent=2))
+    else:
+        print("\n".join(map(tables.text, evaluations.as_tables(reports, beside))))
     return 0
 
 
