@@ -13,7 +13,7 @@ import pytest
 
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import plain, write_json
-from fedjax_ssl.report import groups
+from fedjax_ssl.report import groups, sections
 from fedjax_ssl.runs import reading
 from launch import command, report
 from tests.commands import CONFIG, FIXMATCH, succeeded
@@ -128,7 +128,7 @@ def test_the_command_of_a_run_that_was_made_in_python_has_a_config_file(tmp_path
         write_json(tmp_path / f"{seed}" / "run.json", {})
     files: dict[str, bytes] = {}
     (group,) = groups.group(reading.find([tmp_path]).runs).groups
-    lines = report._commands(group, str(tmp_path), files)
+    lines = sections.commands(group, str(tmp_path), files)
     for seed, line in zip((3, 5), lines, strict=True):
         (tmp_path / "config_fl2_1.py").write_bytes(files["config_fl2_1.py"])
         *_, config, override = shlex.split(line)
