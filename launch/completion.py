@@ -21,7 +21,7 @@ from fedjax_ssl.data.sources import GENERIC
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.options import choices, fields_of, is_group
 
-from . import arguments, command, explain, sweep
+from . import arguments, command, config_file, explain, sweep
 from .main import COMMANDS
 
 PATHS = ("evaluate", "report")
@@ -123,7 +123,7 @@ def _parser() -> arguments.Parser:
 def words() -> str:
     """WORDS with the package's words in it."""
     names = {"completion": SHELLS, "explain": explain.LISTS, "prepare": ORIGINALS, "sweep": sweep.names()}
-    configs = sorted({*command.config_names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
+    configs = sorted({*config_file.names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
     filled = {
         "CONFIGS": " ".join(f"--config={name}" for name in configs),
         "KEYS": " ".join(f"--config.{key}={value}" for key, values in sorted(keys().items()) for value in values or [""]),

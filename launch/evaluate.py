@@ -22,7 +22,7 @@ from fedjax_ssl.report import evaluations, tables
 from fedjax_ssl.runs.loading import load, run_folders
 from fedjax_ssl.runs.run import EVALUATION, diverged
 
-from . import arguments, command
+from . import arguments, command, config_file, devices
 
 SAID = ("fedjax_ssl.data.split", "fedjax_ssl.experiment.warnings")
 """Loggers of what a run has said, which is not said again."""
@@ -38,9 +38,9 @@ def main(argv: Sequence[str]) -> int:
         options = _parser().parse_args(argv[1:])
         out = arguments.output("--out", options.out, ".csv", ".npz") if options.out else None
         if options.config:  # it may register methods and networks
-            command.read(options.config)
-        command.keep_programs()
-        command.find_devices()
+            config_file.read(options.config)
+        devices.keep_programs()
+        devices.find_devices()
         paths = [path for one in options.workdir for path in run_folders(one)]
         if options.save and options.data:
             raise ValueError(f"--save: got it with --data={options.data}, accepted: for the runs' own test sets")

@@ -25,7 +25,7 @@ from fedjax_ssl.models import MODELS
 from fedjax_ssl.options import accepted, as_text, fields_of, is_group, unknown_key
 from fedjax_ssl.report.tables import aligned
 
-from . import arguments, command, sweep
+from . import arguments, command, config_file, sweep
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     words = argv[1:]
     try:
         if any(word.startswith("-") for word in words):
-            config, options = command.parse(_parser(), words)
+            config, options = arguments.parse(_parser(), words)
             lines = list(explained(config.tree, options.wanted))
         elif len(words) == 1 and words[0] in LISTS:
             lines = aligned(list(listed(words[0])))
@@ -56,8 +56,8 @@ def _parser() -> arguments.Parser:
 def listed(what: str) -> Iterator[tuple[str, str]]:
     """The names in one of LISTS, and what each is in a line."""
     if what == "configs":
-        for name in command.config_names():
-            source = pathlib.Path(command.CONFIGS, f"{name}.py").read_text()
+        for name in config_file.names():
+            source = pathlib.Path(config_file.CONFIGS, f"{name}.py").read_text()
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
         return
     if what == "sweeps":

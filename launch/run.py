@@ -19,14 +19,14 @@ from typing import Any
 
 from fedjax_ssl.runs import streams
 
-from . import arguments, command
+from . import arguments, command, config_file, devices
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config, options = command.parse(_parser(), argv[1:], computes=True)
+        config, options = arguments.parse(_parser(), argv[1:], computes=True)
         place = _place(options)
     except ValueError as error:
         return command.refuse(error)
@@ -81,11 +81,11 @@ def _place(options: argparse.Namespace) -> dict[str, Any] | None:
     return {"coordinator_address": address, "num_processes": count, "process_id": number}
 
 
-def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
-    command.keep_programs()
+def _run(config: config_file.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
+    devices.keep_programs()
     if not options.distributed:
         try:
-            command.find_devices()
+            devices.find_devices()
         except ValueError as error:
             return command.refuse(error)
         return _run_here(config, options, stop, waiting)
@@ -103,7 +103,7 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
     return hosts.run(lambda: _run_here(config, options, stop, waiting), client, stop, started)
 
 
-def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
+def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.files import FAILURES, failure

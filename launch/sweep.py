@@ -31,9 +31,9 @@ from fedjax_ssl.runs.run import check_place
 from fedjax_ssl.runs.sweep import Cell, Table
 from fedjax_ssl.runs.sweep_queue import Done, Queue
 
-from . import arguments, command, prepare
+from . import arguments, command, config_file, prepare
 
-SWEEPS = command.CONFIGS / "sweeps"
+SWEEPS = config_file.CONFIGS / "sweeps"
 PLACES = {"data.data_dir": "DIR", "data.path": "PATH"}
 
 
@@ -67,8 +67,8 @@ def main(argv: list[str]) -> int:
 
 def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     """What the command line asks for, in a folder that is owned until the end; ValueError or OSError for wrong input."""
-    config, extra, words = command.split_words(argv[1:])
-    options = _parser().parse_args(words, meant=functools.partial(command.meant, config))
+    config, extra, words = arguments.split_words(argv[1:])
+    options = _parser().parse_args(words, meant=functools.partial(arguments.meant, config))
     options.config = config
     for name in ("config", "methods", "set"):
         if options.file and getattr(options, name):
@@ -134,7 +134,7 @@ def names() -> list[str]:
 def settings_of(cell: Cell, extra: Mapping[str, str]) -> Settings:
     """The settings of a cell's runs, with `extra` keys; ValueError where they are wrong."""
     given = {key: as_text(value) for key, value in cell.overrides.items()} | dict(extra)
-    settings = Settings.from_dict(command.read(cell.config, given).tree)
+    settings = Settings.from_dict(config_file.read(cell.config, given).tree)
     if settings.is_several:
         raise ValueError("config.seeds, config.vary: got several runs, accepted: --seeds=N and --set KEY=VALUE,VALUE")
     return settings

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from fedjax_ssl.methods import METHODS
-from launch import command, completion
+from launch import completion, config_file
 from tests.commands import ROOT
 
 DRIVER = """
@@ -80,7 +80,7 @@ def test_all_keys_of_a_config_are_found_group_by_group(scripts):
     found = list(below("--config."))
     assert len(found) == len(set(found))
     for method in METHODS:
-        known = set(command._keys(command.read(f"digits:{method}").tree))
+        known = set(config_file.keys(config_file.read(f"digits:{method}").tree))
         assert {key for key in known if not any(other.startswith(f"{key}.") for other in known)} <= set(found)
 
 

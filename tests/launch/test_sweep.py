@@ -18,7 +18,7 @@ from fedjax_ssl.report.tables import DASH
 from fedjax_ssl.runs.sweep import Table, from_words
 from fedjax_ssl.runs.sweep_programs import programs
 from fedjax_ssl.runs.sweep_queue import Queue
-from launch import command, report, sweep
+from launch import arguments, report, sweep
 from tests.commands import ROOT, launch, refused, rows, succeeded
 
 
@@ -189,7 +189,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert log.read_text().count("$ ") == 1
 
     (cell,) = (one for one in sweep.from_file(str(file), small=False).cells() if one.column == ".01")
-    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, command.split_words(quick)[1]))
+    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, arguments.split_words(quick)[1]))
     queue, whole = Queue([cell], 2, out, [], 1), summary.read_text()
     assert queue.done(cell).has_ended
     write_json(summary, read_json(summary) | {"eval/accuracy": 0.99})  # which the log does not have

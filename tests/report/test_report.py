@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import plain, write_json
 from fedjax_ssl.report import groups, sections
 from fedjax_ssl.runs import reading
-from launch import command, report
+from launch import config_file, report
 from tests.commands import CONFIG, FIXMATCH, succeeded
 
 RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
@@ -121,7 +121,7 @@ def test_each_command_of_the_page_makes_its_runs(folder, page):
 
 
 def test_the_command_of_a_run_that_was_made_in_python_has_a_config_file(tmp_path):
-    held = Settings.from_dict(command.read("digits:fl2", {"rounds": "7"}).tree).to_dict()
+    held = Settings.from_dict(config_file.read("digits:fl2", {"rounds": "7"}).tree).to_dict()
     for seed in (3, 5):
         (tmp_path / f"{seed}").mkdir()
         write_json(tmp_path / f"{seed}" / "config.json", held | {"seed": seed})
@@ -133,7 +133,7 @@ def test_the_command_of_a_run_that_was_made_in_python_has_a_config_file(tmp_path
         (tmp_path / "config_fl2_1.py").write_bytes(files["config_fl2_1.py"])
         *_, config, override = shlex.split(line)
         assert override == f"--config.seed={seed}"
-        again = command.read(config.removeprefix("--config="), {"seed": f"{seed}"}).tree
+        again = config_file.read(config.removeprefix("--config="), {"seed": f"{seed}"}).tree
         assert plain(Settings.from_dict(again).to_dict()) == plain(held | {"seed": seed})
 
 
