@@ -269,6 +269,13 @@ def from_text(key: str, text: str, like: object) -> Any:
         raise ValueError(f"{key}: got {_shown(text)}, accepted: {KINDS.get(kind, 'a value')}") from None
 
 
+def as_text(value: Any) -> str:
+    """A key's value as the command line takes it."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every field with its dotted key, groups before their own fields."""
     for name, field in model.model_fields.items():

@@ -1,20 +1,23 @@
-"""The arguments of the commands, as `argparse` reads them, and what is wrong with them in one line."""
+"""The words of a command line: `--config` and its overrides, arguments as `argparse` reads them, one line for a mistake."""
 
 import argparse
+import contextlib
 import difflib
+import functools
 import pathlib
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from . import command
+from . import command, config_file, devices
 
 
 class Parser(argparse.ArgumentParser):
     """The arguments of a command, with its module's docstring as help; what is wrong with them is a ValueError of one line.
 
-    With `has_config` its help has the words of `--config`, which `command.parse` reads.
+    With `has_config` its help has the words of `--config`, which `parse` reads.
     """
 
     def __init__(self, name: str, description: str | None, *, has_config: bool = False) -> None:
@@ -78,3 +81,64 @@ def output(option: str, given: str, *suffixes: str) -> pathlib.Path:
         file = " ".join(["a file", " or ".join(f"NAME{suffix}" for suffix in suffixes)]).strip()
         raise ValueError(f"{option}: got {given}, accepted: {file} in a folder that exists")
     return path
+
+
+def parse(parser: Any, words: Sequence[str], *, computes: bool = False) -> tuple[config_file.Config, Any]:
+    """The config of a command's words, and its other arguments; ValueError has one line for a mistake.
+
+    A command that `computes` uses all cores.
+    """
+    file, overrides, others = split_words(words)
+    options = parser.parse_args(others, meant=functools.partial(meant, file))
+    if not file:
+        raise ValueError(f"--config: missing; {config_file.FOR_EXAMPLE}")
+    if computes:
+        devices.use_all_cores()  # before the config, which may use JAX
+    return config_file.read(file, overrides), options
+
+
+def meant(file: str, strange: Sequence[str]) -> str:
+    """What to type in place of words that are no arguments: `--config=...`, or a key of the config `file`; "": nobody knows."""
+    word, *after = strange
+    key, equals, value = word.lstrip("-").partition("=")
+    if not word.startswith("-") and not file and config_file.is_config(word):
+        return f"--config={word}"
+    if not equals:
+        value = after[0] if after and not after[0].startswith("-") else "VALUE"
+    try:
+        keys = config_file.keys(config_file.read(file or "digits").tree)
+    except ValueError:  # which is said once the words are right
+        return ""
+    found = [one for one in keys if key == one] or [one for one in keys if one.rpartition(".")[2] == key]
+    if found and (equals or word.startswith("-")):
+        return " or ".join(f"--config.{one}={shlex.quote(value)}" for one in found)
+    if equals and file:  # a config's argument, after its colon
+        with contextlib.suppress(ValueError):
+            config_file.read(longer := f"{file}{',' if ':' in file else ':'}{key}={value}")
+            return f"--config={shlex.quote(longer)}"
+    return ""
+
+
+def split_words(words: Sequence[str]) -> tuple[str, dict[str, str], list[str]]:
+    """The config file, the overrides, and all other words of a command line; ValueError where one is given twice."""
+    overrides: dict[str, str] = {}
+    others: list[str] = []
+    file, words = "", list(words)
+    while words:
+        word = words.pop(0)
+        match = re.fullmatch(r"--?(no)?config(?:\.([^=]*))?(?:=(.*))?", word, re.DOTALL)
+        if match is None:
+            others.append(word)
+            continue
+        negated, key, value = match.groups()
+        is_switch = value is None and (negated or not words or words[0].startswith("--"))  # without a value
+        if value is None:
+            value = words.pop(0) if not is_switch else "false" if negated else "true"
+        if file if key is None else key in overrides:
+            shown, before = ("--config", file) if key is None else (f"config.{key}", overrides[key])
+            raise ValueError(f"{shown}: got it twice, {before!r} and {value!r}, accepted: once")
+        if key is None:
+            file = "" if is_switch else value
+        else:
+            overrides[key] = value
+    return file, overrides, others

@@ -1,19 +1,19 @@
 """Prints a script with which a shell completes the commands: their names, arguments, configs and keys.
 
-    python -m launch.completion bash > ~/.fedjax-ssl.bash   (and `source ~/.fedjax-ssl.bash` in ~/.bashrc)
-    python -m launch.completion zsh > ~/.fedjax-ssl.zsh     (and `source ~/.fedjax-ssl.zsh` in ~/.zshrc, after compinit)
-    python -m launch.completion fish > ~/.config/fish/conf.d/fedjax-ssl.fish
+    fedjax-ssl completion bash > ~/.fedjax-ssl.bash   (and `source ~/.fedjax-ssl.bash` in ~/.bashrc)
+    fedjax-ssl completion zsh > ~/.zfunc/_fedjax-ssl  (and `fpath=(~/.zfunc $fpath)` in ~/.zshrc, before compinit)
+    fedjax-ssl completion fish > ~/.config/fish/completions/fedjax-ssl.fish
 
-The script has all words in it, so that completing starts no Python; print it again after an update of the package. It is for
-`fedjax-ssl COMMAND`, and, where it is printed by `python -m launch.completion`, for `python -m launch.COMMAND`, too.
-Exit status: 0 done; 2 wrong arguments.
+The script, which shtab writes, has all words in it, so that completing starts no Python; print it again after an update of
+the package. Exit status: 0 done; 2 wrong arguments.
 """
 
+import argparse
 import importlib
-import re
 import sys
-from collections.abc import Iterator
 from typing import Any
+
+import shtab
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
@@ -21,79 +21,11 @@ from fedjax_ssl.data.sources import GENERIC
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.options import choices, fields_of, is_group
 
-from . import arguments, command, explain, sweep
-from .main import COMMANDS
+from . import arguments, command, config_file, explain, sweep
+from .main import COMMANDS, about
 
-PATHS = ("evaluate", "report")
-"""The commands whose first arguments are paths: their options are offered after a hyphen."""
-
-WORDS = """line=$1 cur=${1##* } name= words= last=
-configs="@CONFIGS@"
-keys="@KEYS@"
-case "$line" in
-*"-m launch."*" "*) name=${line#*-m launch.} name=${name%% *} ;;
-*"-m "*" "*) ;;
-*"-m "*) if [ -e launch/main.py ]; then words="@MODULES@"; fi ;;
-*"fedjax-ssl "*" "*) name=${line#*fedjax-ssl } name=${name%% *} ;;
-*"fedjax-ssl "*) words="@COMMANDS@" ;;
-esac
-case "$name" in
-@ARGUMENTS@
-esac
-case "$name:$cur" in
-@PATHS@) words= ;;
-esac
-for word in $words; do
-  case "$word" in "$cur"*) ;; *) continue ;; esac
-  rest=${word#"$cur"}
-  part=${rest%%[=.:]*}
-  rest=${rest#"$part"}
-  word=$cur$part${rest%"${rest#?}"}
-  if [ "$word" != "$last" ]; then echo "$word"; fi
-  last=$word
-done"""
-"""What to offer, one word in a line, for a command line up to the cursor: words up to their next point, colon or `=`.
-
-It has no single quote and no backslash, so that every shell can hold it in single quotes.
-"""
-
-BASH = """_fedjax_ssl_words='{words}'
-_fedjax_ssl() {{
-  local line=${{COMP_LINE:0:COMP_POINT}} word
-  local cur=${{line##*[[:space:]]}}
-  local before=${{cur%"${{cur##*[$COMP_WORDBREAKS]}}"}}  # Bash takes it to be words of their own, such as `--config=`
-  COMPREPLY=()
-  while read -r word; do
-    if [[ $word == "$cur"* ]]; then COMPREPLY+=("${{word#"$before"}}"); fi
-  done < <(sh -fc "$_fedjax_ssl_words" _ "$line")
-  if [[ ${{COMPREPLY[0]}} == *[=.:] ]]; then compopt -o nospace 2>/dev/null; fi
-}}
-complete -o bashdefault -o default -F _fedjax_ssl {programs}
-"""
-ZSH = """_fedjax_ssl_words='{words}'
-_fedjax_ssl() {{
-  local -a found
-  found=(${{(f)"$(sh -fc "$_fedjax_ssl_words" _ "${{(j: :)words[1,CURRENT-1]}} $PREFIX")"}})
-  found=(${{(M)found:#${{(b)PREFIX}}*}})
-  if (( $#found )); then
-    compadd -S '' -- ${{(M)found:#*[=.:]}}
-    compadd -- ${{found:#*[=.:]}}
-  else
-    compset -P '*='
-    _files
-  fi
-}}
-compdef _fedjax_ssl {programs}
-"""
-FISH = """set -g _fedjax_ssl_words '{words}'
-function _fedjax_ssl
-    sh -fc $_fedjax_ssl_words _ (commandline -cp)
-end
-for program in {programs}
-    complete -c $program -a '(_fedjax_ssl)'
-end
-"""
-SHELLS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+SHELLS = ("bash", "zsh", "fish")
+BASH = "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}  # else a config such as digits:fl2 is three words"
 
 
 def main(argv: list[str]) -> int:
@@ -104,14 +36,8 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"shell: got {shell}, accepted: {', '.join(SHELLS)}")
     except ValueError as error:
         return command.refuse(error)
-    print(script(shell), end="")
+    print(shtab.complete(_commands(shell), shell, preamble={"bash": BASH}))  # type: ignore[arg-type]
     return 0
-
-
-def script(shell: str) -> str:
-    """The script for a shell of SHELLS."""
-    programs = "fedjax-ssl python python3" if __package__ == "launch" else "fedjax-ssl"
-    return SHELLS[shell].format(words=words(), programs=programs)
 
 
 def _parser() -> arguments.Parser:
@@ -120,27 +46,32 @@ def _parser() -> arguments.Parser:
     return parser
 
 
-def words() -> str:
-    """WORDS with the package's words in it."""
+def _commands(shell: str) -> argparse.ArgumentParser:
+    """A parser of all commands, with the words that each argument takes; files, where these are not known."""
+    root = argparse.ArgumentParser("fedjax-ssl", description="The commands of fedjax_ssl")
+    commands = root.add_subparsers()
     names = {"completion": SHELLS, "explain": explain.LISTS, "prepare": ORIGINALS, "sweep": sweep.names()}
-    configs = sorted({*command.config_names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
-    filled = {
-        "CONFIGS": " ".join(f"--config={name}" for name in configs),
-        "KEYS": " ".join(f"--config.{key}={value}" for key, values in sorted(keys().items()) for value in values or [""]),
-        "MODULES": " ".join(f"launch.{name}" for name in COMMANDS),
-        "COMMANDS": " ".join(COMMANDS),
-        "ARGUMENTS": "\n".join(f'{name}) words="{" ".join([*names.get(name, ()), *_options(name)])}" ;;' for name in COMMANDS),
-        "PATHS": " | ".join(f"{name}:[!-]* | {name}:" for name in PATHS),
-    }
-    return re.sub("@([A-Z]+)@", lambda mark: filled[mark[1]], WORDS)
-
-
-def _options(name: str) -> Iterator[str]:
-    """A command's options, with `=` where they need a value."""
-    for action in importlib.import_module(f".{name}", __package__)._parser()._actions:
-        for option in action.option_strings[-1:]:
-            several = {"--config": "$configs", "--config.KEY": "$keys"}
-            yield several.get(option, option if action.nargs == 0 else f"{option}=")
+    configs = sorted({*config_file.names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
+    for name in COMMANDS:
+        own = importlib.import_module(f".{name}", __package__)._parser()
+        words = {"--config": configs, "": names.get(name, ())}
+        if "--config.KEY" in own._option_string_actions:
+            own._option_string_actions["--config.KEY"].help = argparse.SUPPRESS
+            for key, values in sorted(keys().items()):
+                words[option := f"--config.{key}"] = values
+                own.add_argument(option, metavar="VALUE")
+        for action in (action for action in own._actions if action.nargs != 0):
+            accepted = [*(action.choices or words.get("".join(action.option_strings[-1:]), ()))]
+            if not accepted:
+                action.complete = shtab.FILE
+            elif action.option_strings:
+                action.nargs = "?"  # so that Bash, to which `--config=` are two words, offers them behind the second one, too
+            action.choices = accepted
+            if shell == "zsh":  # it takes what is behind a colon for something else, and needs to be told of `=`
+                action.choices = [word.replace(":", r"\:") for word in accepted]
+                action.option_strings = [f"{option}=" for option in action.option_strings]
+        commands.add_parser(name, parents=[own], add_help=False, help=about(name), description=about(name))
+    return root
 
 
 def keys() -> dict[str, list[str]]:

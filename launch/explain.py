@@ -22,10 +22,10 @@ from fedjax_ssl.experiment import unread
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
-from fedjax_ssl.options import accepted, fields_of, is_group, unknown_key
+from fedjax_ssl.options import accepted, as_text, fields_of, is_group, unknown_key
 from fedjax_ssl.report.tables import aligned
 
-from . import arguments, command, sweep
+from . import arguments, command, config_file, sweep
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     words = argv[1:]
     try:
         if any(word.startswith("-") for word in words):
-            config, options = command.parse(_parser(), words)
+            config, options = arguments.parse(_parser(), words)
             lines = list(explained(config.tree, options.wanted))
         elif len(words) == 1 and words[0] in LISTS:
             lines = aligned(list(listed(words[0])))
@@ -56,8 +56,8 @@ def _parser() -> arguments.Parser:
 def listed(what: str) -> Iterator[tuple[str, str]]:
     """The names in one of LISTS, and what each is in a line."""
     if what == "configs":
-        for name in command.config_names():
-            source = pathlib.Path(command.CONFIGS, f"{name}.py").read_text()
+        for name in config_file.names():
+            source = pathlib.Path(config_file.CONFIGS, f"{name}.py").read_text()
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
         return
     if what == "sweeps":
@@ -90,7 +90,7 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
     read_where = {key: unread.needs(asked) for key, asked in unread.readers(settings.method["name"], settings.model["name"])}
     for key, (value, meaning, accepts) in known.items():
         if not wanted or any(f"{key}.".startswith(f"{one}.") for one in wanted):
-            yield f"{key} = {command.as_text(value) or repr(value)}"
+            yield f"{key} = {as_text(value) or repr(value)}"
             yield from textwrap.wrap(meaning, 110, initial_indent="    ", subsequent_indent="    ")
             yield f"    accepts: {accepts}"
             if needs := read_where[key]:

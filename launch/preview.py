@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config, options = command.parse(_parser(), argv[1:], computes=True)
+        config, options = arguments.parse(_parser(), argv[1:], computes=True)
         output = arguments.output("--output", options.output, ".png")
         settings = Settings.from_dict(config.tree)
         drawn = build.drawn_runs(settings)

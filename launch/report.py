@@ -11,19 +11,16 @@ Exit status: 0 done; 2 wrong arguments, or no run.
 import argparse
 import math
 import pathlib
-import pprint
 import shlex
 import sys
 from collections.abc import Sequence
 
 from fedjax_ssl.files import replacing
-from fedjax_ssl.options import plural
-from fedjax_ssl.report import cells, groups, page, runs, sections, statistics, tables
+from fedjax_ssl.report import cells, groups, page, sections, statistics, tables
+from fedjax_ssl.runs import reading
+from fedjax_ssl.runs.sweep import SWEEP
 
 from . import arguments, command
-
-LISTED = "files.txt"
-"""The names of what a report has written into its folder, so that the next one removes what it does not write."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,19 +30,21 @@ def main(argv: Sequence[str]) -> int:
         out = arguments.output("--out", options.out, ".html")
         as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
-        found = runs.find(folders)
+        found = reading.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
         grouped = groups.group(found.runs, [name.strip() for name in options.by.split(",") if name.strip()], places)
         made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
         if as_json is not None and not made_from.sweeps:
-            raise ValueError(f"--json: got DIR without a {cells.SWEEP}, accepted: folders of launch.sweep")
+            raise ValueError(f"--json: got DIR without a {SWEEP}, accepted: folders of launch.sweep")
         results = cells.from_json(as_json) if as_json is not None and as_json.exists() else []
         worse = list[str]()
         for sweep in made_from.sweeps:
             worse += [cells.place(one) for one in cells.failed_since(results, sweep.results)]
             results = cells.added(results, sweep.source, sweep.results)
-        _write(out, *_report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}"))
+        html, files = _report(made_from, out, f"{command.program('report')} {shlex.join(argv[1:])}")
+        page.write(out, html, files)
+        print(f"page: {out}\nfigures and tables: {page.folder_of(out)}, {len(files)} files")
         if as_json is not None:
             with replacing(as_json) as file:
                 file.write(cells.as_json(results).encode())
@@ -64,7 +63,7 @@ def _report(made_from: sections.Source, out: pathlib.Path, own: str) -> tuple[st
     for number, one in enumerate(made_from.sweeps):
         commands.append(page.Code(one.about or one.name, one.source["command"], f"command-sweep-{number}"))
     for group in grouped.groups:
-        lines = _commands(group, f"{out.stem}_files", configs)
+        lines = [f"{command.program('run')} {words}" for words in sections.commands(group, page.folder_of(out).name, configs)]
         commands.append(page.Code(group.label, "\n".join(lines), f"command-{group.slug}"))
     parts = sections.build(made_from, commands)
     files = page.files(parts) | page.pictures(sections.panels(made_from)) | configs
@@ -72,56 +71,7 @@ def _report(made_from: sections.Source, out: pathlib.Path, own: str) -> tuple[st
         print(tables.text(table))
     for line in (*made_from.problems, *made_from.unreadable, *grouped.notes):
         print(f"note: {line}", file=sys.stderr)
-    return page.render(_title(made_from), _lead(grouped, made_from.unreadable), parts), files
-
-
-def _commands(group: groups.Group, folder: str, files: dict[str, bytes]) -> list[str]:
-    """The commands that made a group's runs; `files` gets a config file in `folder` for each kind that was made in Python."""
-    lines, names = [], dict[str, str]()
-    for run in group.runs:
-        words = run.command
-        if not words:
-            name = names.setdefault(groups.identity(run), f"config_{group.slug}_{len(names) + 1}.py")
-            config = pprint.pformat({**run.tree, "seed": 0}, width=120, sort_dicts=False)
-            files[name] = f"CONFIG = {config}\n\n\ndef get_config(argument=None):\n    return CONFIG\n".encode()
-            words = [f"--config={folder}/{name}", f"--config.seed={run.config['seed']}"]
-        lines.append(f"{command.program('run')} {shlex.join(words)}")
-    return list(dict.fromkeys(lines))
-
-
-def _title(made_from: sections.Source) -> str:
-    """What the report's only sweep is about, or the methods and datasets of its runs."""
-    if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
-        return about
-    names = []
-    for key, many in (("method.name", "methods"), ("data.name", "datasets")):
-        values = list(dict.fromkeys(run.config[key] for group in made_from.grouped.groups for run in group.runs))
-        names.append(f"{len(values)} {many}" if len(values) > 4 else ", ".join(values))
-    return " on ".join(names)
-
-
-def _lead(grouped: groups.Grouped, unreadable: Sequence[str]) -> str:
-    """How many runs there are, and in which state."""
-    states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
-    states += ["unreadable"] * len(unreadable)
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
-    number = len(grouped.groups)
-    return f"{plural(len(states), 'run')} in {plural(number, 'group')} by {grouped.heading}: {counted}."
-
-
-def _write(out: pathlib.Path, html: str, files: dict[str, bytes]) -> None:
-    """Writes everything; of an earlier report's files, those that this one does not have are removed."""
-    folder = out.with_name(f"{out.stem}_files")
-    folder.mkdir(exist_ok=True)
-    listed = folder / LISTED
-    earlier = listed.read_text().splitlines() if listed.is_file() else []
-    for name in {pathlib.Path(line).name for line in earlier} - set(files):
-        (folder / name).unlink(missing_ok=True)
-    files = files | {LISTED: "".join(f"{name}\n" for name in sorted(files)).encode()}
-    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, html.encode())]:
-        with replacing(path) as file:
-            file.write(content)
-    print(f"page: {out}\nfigures and tables: {folder}, {len(files) - 1} files")
+    return page.render(sections.title(made_from), sections.lead(made_from), parts), files
 
 
 def _target(text: str) -> float:

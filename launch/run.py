@@ -10,23 +10,23 @@ what the newest checkpoint has.
 
 import argparse
 import contextlib
-import functools
 import logging
-import os
 import pathlib
 import re
 import sys
 from logging.handlers import MemoryHandler
 from typing import Any
 
-from . import arguments, command, streams
+from fedjax_ssl.runs import streams
+
+from . import arguments, command, config_file, devices
 
 
 def main(argv: list[str]) -> int:
     """Runs the command line; returns the exit status."""
     waiting = command.logging_that_waits()
     try:
-        config, options = command.parse(_parser(), argv[1:], computes=True)
+        config, options = arguments.parse(_parser(), argv[1:], computes=True)
         place = _place(options)
     except ValueError as error:
         return command.refuse(error)
@@ -81,11 +81,11 @@ def _place(options: argparse.Namespace) -> dict[str, Any] | None:
     return {"coordinator_address": address, "num_processes": count, "process_id": number}
 
 
-def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
-    command.keep_programs()
+def _run(config: config_file.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
+    devices.keep_programs()
     if not options.distributed:
         try:
-            command.find_devices()
+            devices.find_devices()
         except ValueError as error:
             return command.refuse(error)
         return _run_here(config, options, stop, waiting)
@@ -103,19 +103,19 @@ def _run(config: command.Config, options: argparse.Namespace, place: Any, stop: 
     return hosts.run(lambda: _run_here(config, options, stop, waiting), client, stop, started)
 
 
-def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
+def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any, waiting: MemoryHandler) -> int:
     from fedjax_ssl.experiment import estimate
     from fedjax_ssl.experiment.divergence import DivergedError, StoppedError
     from fedjax_ssl.files import FAILURES, failure
-    from fedjax_ssl.options import plural
-    from fedjax_ssl.runs import hosts, run
+    from fedjax_ssl.runs import hosts, opening, run
     from fedjax_ssl.runs.progress import AboveTheBar
     from fedjax_ssl.simulation import memory
     from fedjax_ssl.simulation.distributed import is_first
 
     with contextlib.ExitStack() as until_the_end:
         try:
-            experiment, workdir = _accepted(config, options, until_the_end)
+            given = {"workdir": options.workdir, "overwrites": options.overwrite, "dry_run": options.dry_run}
+            experiment, workdir = opening.opened(config.tree, config.name, until_the_end, **given)
         except command.WRONG_INPUT as error:
             status = command.status_of(error)
             if not is_first():
@@ -130,13 +130,8 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
                 if is_first():
                     print(line)
             return 0
-        rounds = experiment.settings.rounds
-        begun = [run.newest(folder) for folder in run.folders(experiment, workdir) if not run.is_finished(folder, rounds)]
-        left = (options.stop_after or rounds) - min(begun, default=rounds)
-        if is_first() and left > 0 and estimate.may_be_long(experiment):
-            seconds = estimate.estimate(experiment).seconds * left / rounds
-            these = f"{plural(left, 'round')} take{'s' * (left == 1)}"
-            print(f"{these} about {estimate.duration(seconds)} here, by a rough estimate", file=sys.stderr)
+        if is_first() and (said := opening.expectation(experiment, workdir, options.stop_after)):
+            print(said, file=sys.stderr)
         try:
             run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)
         except run.RefusedError as error:
@@ -151,57 +146,6 @@ def _run_here(config: command.Config, options: argparse.Namespace, stop: Any, wa
             text = error if isinstance(error, memory.OutOfMemoryError) else memory.explained(error)
             return command.refuse(text if is_first() else f"{hosts.name()}: {text}", status=1)
     return 0
-
-
-def _accepted(
-    config: command.Config, options: argparse.Namespace, until_the_end: contextlib.ExitStack
-) -> tuple[Any, pathlib.Path]:
-    """The experiment and its workdir, whose folders process 0 owns until the end; ValueError or OSError for wrong input."""
-    from fedjax_ssl.experiment import build
-    from fedjax_ssl.experiment.expansion import PLACES, flattened, identity, runs_of
-    from fedjax_ssl.experiment.layout import Layout
-    from fedjax_ssl.experiment.settings import Settings
-    from fedjax_ssl.files import plain
-    from fedjax_ssl.runs import changes, extension, hosts, lock, overwrite, provenance, run, trackers
-    from fedjax_ssl.simulation.distributed import exchanged, is_first
-
-    def began() -> tuple[Settings, pathlib.Path, tuple[Layout | None, dict[str, int]]]:
-        settings = Settings.from_dict(config.tree)
-        trackers.names(settings.log_to)
-        default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
-        workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
-        if is_first():
-            run.check_place(workdir, is_several=settings.is_several)
-        if is_first() and not options.dry_run:  # before anything there is read
-            say = functools.partial(print, file=sys.stderr)
-            until_the_end.enter_context(lock.owned([workdir / name for name in names], say))
-        is_new = options.overwrite or not is_first()
-        return settings, workdir, (None, {}) if is_new else run.noted(workdir, names, settings.rounds)
-
-    settings, workdir, noted = hosts.together(began)
-    layout, widths = exchanged(noted)[0]
-    begun, reads = layout and Layout(*layout), not options.dry_run
-    experiment = hosts.together(lambda: build.build(settings, layout=begun, widths=widths, reads=reads))
-
-    def alike() -> dict[str, Any]:
-        files = {f"the file of {group}.name": digest for group, digest in changes.digests(settings).items()}
-        return plain(identity(flattened(settings.to_dict()), PLACES)) | files | {"data": provenance.data_digests(experiment)}
-
-    hosts.check_alike(alike)
-
-    @functools.cache
-    def dependence(rounds: int) -> str:
-        before = build.drawn_runs(settings.model_copy(update={"rounds": rounds}))  # `build` would log its lines again
-        return extension.dependence(build.assembled(before, experiment.layout, provenance.widths(experiment)), experiment)
-
-    def opened() -> None:
-        if options.overwrite:
-            overwrite.remove_all(run.folders(experiment, workdir), run.OURS)
-        for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), dependence=dependence)
-
-    hosts.together(opened if is_first() and not options.dry_run else lambda: None)
-    return experiment, workdir
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from types import ModuleType
 from unittest import mock
 
 from fedjax_ssl.runs.log import MetricsLog
-from launch import command
+from launch import devices
 from launch import run as run_command
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_
     root.handlers = []
     try:
         with (
-            mock.patch.multiple(command, use_all_cores=lambda: None, keep_programs=lambda: None),
+            mock.patch.multiple(devices, use_all_cores=lambda: None, keep_programs=lambda: None),
             contextlib.redirect_stdout(streams[0]),
             contextlib.redirect_stderr(streams[1]),
             contextlib.chdir(cwd),

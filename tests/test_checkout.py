@@ -20,8 +20,8 @@ def run(code, folder):
 
 
 ORDERS = [
-    ("launch.command", "fedjax_ssl.launch.streams"),
-    ("fedjax_ssl.launch.command", "launch.streams", "fedjax_ssl.configs"),
+    ("launch.command", "fedjax_ssl.launch.arguments"),
+    ("fedjax_ssl.launch.command", "launch.arguments", "fedjax_ssl.configs"),
     ("fedjax_ssl.launch", "launch.command"),
 ]
 
@@ -33,9 +33,9 @@ import importlib, sys
 for name in {order}:
     importlib.import_module(name)
 import configs, fedjax_ssl.configs, fedjax_ssl.launch.command, launch.command
-from launch import streams
+from launch import arguments
 print(configs is fedjax_ssl.configs, launch is fedjax_ssl.launch, launch.command is fedjax_ssl.launch.command)
-print(fedjax_ssl.launch.streams is streams is launch.command.streams)
+print(fedjax_ssl.launch.arguments.command is arguments.command is launch.command)
 print(len({{id(module) for name, module in sys.modules.items() if name.endswith("launch.command")}}))
 print(launch.command.__spec__.name == launch.command.__name__, launch.command.__package__ == launch.__name__)
 """

@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from fedjax_ssl import csv_files
+from fedjax_ssl.data.text_encoder import hugging_face_encoder
 from fedjax_ssl.files import regular
 from launch import arguments
-from launch.text_features import hugging_face_encoder
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])

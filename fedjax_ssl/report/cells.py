@@ -9,50 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ssl.files import plain, regular
-from fedjax_ssl.options import Model, parse
+from fedjax_ssl.options import parse
 from fedjax_ssl.report import extras, statistics
 from fedjax_ssl.report.groups import METHOD, SEED, Shown, slug
-from fedjax_ssl.report.runs import Run, read_object
 from fedjax_ssl.report.tables import DASH, Cell, Spread, Table, spread
+from fedjax_ssl.runs.reading import Run, errors, read_object
+from fedjax_ssl.runs.sweep import SWEEP, CellFile, SweepFile
 
-SWEEP = "sweep.json"
-"""In a sweep's folder: its cells, and where their runs are."""
 HEADER = (
     "row", "column", "accuracy, %", "the paper, %", "difference", "pseudo-labels right, %", "MB up", "MB down", "s a run",
 )  # fmt: skip
-NUMBER = re.compile(r"(?P<rest>|.*[ =])(?P<number>\d*\.?\d+)( %)?( \(.*\))?")
-"""A row's or column's name as a place on the axis of a figure: a number, after other words or before words in parentheses."""
 Result = dict[str, Any]
 """A cell: `case` (table, row, column), `config`, `overrides`, `paper`, and `runs`, with the numbers of each or its `error`."""
 LABELS = ("client/threshold", "client/mask_rate", "diagnostics/pseudo_label_accuracy")
 """Of a run's pseudo-labels: the mean threshold, the share that is accepted, and the share of these that is right."""
-
-
-class CellFile(Model):
-    """A cell in `sweep.json`: its place in the table, its config, the paper's accuracy in %, and the folder of its runs."""
-
-    row: str
-    column: str
-    config: str
-    overrides: dict[str, Any]
-    paper: str
-    folder: str
-
-
-class SweepFile(Model):
-    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything. `x` is what its numbers are, or "".
-
-    Where a sweep was begun and went on, `command` has a line for each call, and the texts below have all that differ.
-    """
-
-    name: str
-    about: str
-    command: str
-    commit: str = ""
-    machine: str
-    versions: dict[str, str]
-    x: str = ""
-    cells: list[CellFile]
 
 
 class Sweep(NamedTuple):
@@ -108,11 +78,10 @@ def _of_cell(table: str, cell: CellFile, own: Sequence[Run]) -> Result:
 
 def results_of(runs: Sequence[Run]) -> list[Result]:
     """The results of a cell's runs; one on other data than the first is an error, as no mean is over two datasets."""
-    first = next((run for run in runs if run.dataset), None)
     results = [result(run) for run in runs]
-    for run, one in zip(runs, results, strict=True):
-        if first and run.dataset not in ("", first.dataset):
-            one.setdefault("error", f"its data are others than those of seed {first.config[SEED]}")
+    for one, error in zip(results, errors(runs), strict=True):
+        if error:
+            one["error"] = error
             one.pop("accuracy", None)
     return results
 
@@ -160,9 +129,8 @@ def result(run: Run) -> Result:
         "pseudo_labels": [[rounds[i], *(one[i] for one in quality)] for i in at if quality],
         "server_loss": [[rounds[i], server[i]] for i in at if np.isfinite(server).any()],
     }
-    if run.reason or not run.is_finished or not summary:
-        lacking = [*([] if run.is_finished else [run.state]), *run.problems] or ["summary.json is missing"]
-        return own | {"error": run.reason or "; ".join(lacking), "diverged": bool(run.reason)} | of_rounds
+    if run.error:
+        return own | {"error": run.error, "diverged": bool(run.reason)} | of_rounds
     wrong, (found, _) = statistics.instability(run.columns), extras.evaluation(run)
     confusion = [] if found is None else found.confusion.astype(int).tolist()
     return own | ({"note": wrong} if wrong else {}) | ({"confusion": confusion} if confusion else {}) | {
@@ -181,21 +149,6 @@ def over_seeds(results: Sequence[Result]) -> Result:
     accuracies = [one.get("accuracy") for one in results]
     mean, sd = statistics.mean_sd(np.array([np.nan if one is None else one for one in accuracies]))
     return {"accuracy_mean": float(mean), "accuracy_sd": float(sd)}
-
-
-def on_axis(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """The line of each cell in a figure, and its place there: the numbers are in its column's name, or all in its row's.
-
-    Empty where neither all columns nor all rows have one. A cell has `row` and `column`.
-    """
-    for axis, other in (("column", "row"), ("row", "column")):
-        found = [match for one in cells if (match := NUMBER.fullmatch(one[axis]))]
-        if len(found) == len(cells):
-            rests = [match["rest"].strip(" ,=") for match in found]
-            rests = rests if len(set(rests)) > 1 else [""] * len(rests)  # such as `rounds=`
-            lines = [", ".join(filter(None, (one[other], rest))) for one, rest in zip(cells, rests, strict=True)]
-            return [(line, float(match["number"])) for line, match in zip(lines, found, strict=True)]
-    return []
 
 
 def table(name: str, title: str, results: Sequence[Result]) -> Table:

@@ -7,8 +7,8 @@ from jaxtyping import Float, Int
 from pydantic import Field
 
 from fedjax_ssl.options import Count, Fraction, Model, parse
-from fedjax_ssl.report.runs import Run, read_object
 from fedjax_ssl.runs.clients import ClientsLog
+from fedjax_ssl.runs.reading import Run, read_object
 from fedjax_ssl.runs.run import EVALUATION
 
 

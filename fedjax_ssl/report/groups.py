@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.expansion import CLIENT_FILES, ELSEWHERE
-from fedjax_ssl.report.runs import Run
+from fedjax_ssl.runs.reading import Run
+from fedjax_ssl.runs.sweep import short
 
 METHOD, SEED, DATASET, DATA_FILE = "method.name", "seed", "data.name", "data.path"
 SHORT = {"method": METHOD, "dataset": DATASET, "model": "model.name"}
@@ -154,12 +155,6 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
     groups.sort(key=lambda one: (order.index(one.place) if one.place in order else len(order), _order(one.label)))
     words = ["method" if key == METHOD else short(key, shown) for key in shown]
     return Grouped(tuple(groups), ", ".join(words) if others else "experiment", tuple(notes))
-
-
-def short(key: str, keys: Sequence[str]) -> str:
-    """A key's name in labels: its last part, or all of it where several of the keys end with that."""
-    last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
 
 
 def _named(run: Run, keys: Sequence[str]) -> Shown:

@@ -2,13 +2,18 @@
 
 import html
 import itertools
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_ssl.files import replacing
 from fedjax_ssl.report import tables
 from fedjax_ssl.report.figures import Picture
 from fedjax_ssl.report.groups import slug
 from fedjax_ssl.report.tables import Table
+
+LISTED = "files.txt"
+"""The names of what a report has written into its folder, so that the next one removes what it does not write."""
 
 
 class Words(NamedTuple):
@@ -149,3 +154,22 @@ def files(sections: Sequence[Section]) -> dict[str, bytes]:
 def pictures(drawn: Sequence[Picture]) -> dict[str, bytes]:
     """Figures as SVG and PNG: name -> content."""
     return {f"{one.name}.{suffix}": getattr(one, suffix) for one in drawn for suffix in ("svg", "png")}
+
+
+def folder_of(out: pathlib.Path) -> pathlib.Path:
+    """The folder of a page's files, beside it."""
+    return out.with_name(f"{out.stem}_files")
+
+
+def write(out: pathlib.Path, html: str, files: dict[str, bytes]) -> None:
+    """Writes everything; of an earlier report's files, those that this one does not have are removed."""
+    folder = folder_of(out)
+    folder.mkdir(exist_ok=True)
+    listed = folder / LISTED
+    earlier = listed.read_text().splitlines() if listed.is_file() else []
+    for name in {pathlib.Path(line).name for line in earlier} - set(files):
+        (folder / name).unlink(missing_ok=True)
+    files = files | {LISTED: "".join(f"{name}\n" for name in sorted(files)).encode()}
+    for path, content in [*((folder / name, content) for name, content in sorted(files.items())), (out, html.encode())]:
+        with replacing(path) as file:
+            file.write(content)

@@ -17,8 +17,8 @@ from fedjax_ssl.report.groups import (
     differing_within_methods,
     text_of,
 )
-from fedjax_ssl.report.runs import Run
 from fedjax_ssl.report.tables import DASH, Cell, Link, Table, of_classes, spread
+from fedjax_ssl.runs.reading import Run
 
 ACCURACY = "eval/accuracy"
 Evaluations = dict[str, list[Evaluation]]

@@ -1,16 +1,20 @@
 """The sections of a report, from groups of runs."""
 
+import pprint
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.options import plural
 from fedjax_ssl.report import cells, extras, figures, results, statistics, tables
 from fedjax_ssl.report.figures import Curve, Picture
-from fedjax_ssl.report.groups import Group, Grouped, slug
+from fedjax_ssl.report.groups import Group, Grouped, identity, slug
 from fedjax_ssl.report.page import Code, Item, Section, Words
 from fedjax_ssl.report.results import ACCURACY, Evaluations
 from fedjax_ssl.report.splits import split_pictures
+from fedjax_ssl.runs.sweep import on_axis
 
 Metrics = Mapping[str, tuple[str, float]]
 """A metric's key -> its name in words, and the factor that its values are shown with."""
@@ -166,7 +170,7 @@ def _along(sweep: cells.Sweep) -> Iterator[Picture]:
     """Accuracy against the number that a sweep changes, and the bytes where they change with it; of cells without an error."""
     having = [one for one in sweep.results if sweep.x and not any("error" in run for run in one["runs"])]
     lines: dict[str, list[tuple[float, cells.Result]]] = {}
-    for (line, x), one in zip(cells.on_axis([one["case"] for one in having]), having, strict=False):
+    for (line, x), one in zip(on_axis([one["case"] for one in having]), having, strict=False):
         lines.setdefault(line, []).append((x, one))
     parts = {}
     for key, label, factor in (("accuracy", "test accuracy, %", 100), ("bytes_up", "MB up", 1e-6)):
@@ -270,3 +274,40 @@ def _record_pictures(group: Group, records: extras.Records) -> list[Picture]:
 def _runs(made_from: Source) -> list[Item]:
     table = results.differences(made_from.grouped)
     return [results.of_runs(made_from.grouped, made_from.unreadable), *([table] if table else [])]
+
+
+def commands(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
+    """The words of the commands that made a group's runs, each once.
+
+    `files` gets a config file in `folder` for each kind of run that was made in Python.
+    """
+    lines, names = [], dict[str, str]()
+    for run in group.runs:
+        words = run.command
+        if not words:
+            name = names.setdefault(identity(run), f"config_{group.slug}_{len(names) + 1}.py")
+            config = pprint.pformat({**run.tree, "seed": 0}, width=120, sort_dicts=False)
+            files[name] = f"CONFIG = {config}\n\n\ndef get_config(argument=None):\n    return CONFIG\n".encode()
+            words = [f"--config={folder}/{name}", f"--config.seed={run.config['seed']}"]
+        lines.append(shlex.join(words))
+    return list(dict.fromkeys(lines))
+
+
+def title(made_from: Source) -> str:
+    """What the report's only sweep is about, or the methods and datasets of its runs."""
+    if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
+        return about
+    names = []
+    for key, many in (("method.name", "methods"), ("data.name", "datasets")):
+        values = list(dict.fromkeys(run.config[key] for group in made_from.grouped.groups for run in group.runs))
+        names.append(f"{len(values)} {many}" if len(values) > 4 else ", ".join(values))
+    return " on ".join(names)
+
+
+def lead(made_from: Source) -> str:
+    """How many runs there are, and in which state."""
+    grouped = made_from.grouped
+    states = [run.state.partition(":")[0].partition(" in ")[0] for group in grouped.groups for run in group.runs]
+    states += ["unreadable"] * len(made_from.unreadable)
+    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
+    return f"{plural(len(states), 'run')} in {plural(len(grouped.groups), 'group')} by {grouped.heading}: {counted}."

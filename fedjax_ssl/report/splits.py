@@ -12,7 +12,7 @@ from fedjax_ssl.report import figures
 from fedjax_ssl.report.figures import Picture
 from fedjax_ssl.report.groups import SEED, Grouped
 from fedjax_ssl.report.page import Item, Words
-from fedjax_ssl.report.runs import Run
+from fedjax_ssl.runs.reading import Run
 
 SHOWN = 4
 

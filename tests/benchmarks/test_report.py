@@ -8,7 +8,7 @@ from benchmarks import harness, report
 from fedjax_ssl.files import plain
 from fedjax_ssl.report import cells
 from fedjax_ssl.report.tables import DASH
-from launch import command, sweep
+from launch import config_file, sweep
 
 
 def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table():
@@ -34,7 +34,7 @@ PRETRAININGS = {"without pretraining": 0, "no pretraining": 0, "one pretraining"
 def pretrainings(config, overrides):
     """How often the server of a cell trains before round 1, by today's config."""
     name = config.removeprefix("configs/").replace(".py:", ":")
-    return overrides.get("server.training.pretrain", command.read(name).tree["server"]["training"]["pretrain"])
+    return overrides.get("server.training.pretrain", config_file.read(name).tree["server"]["training"]["pretrain"])
 
 
 def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its_sweep_still_runs():

@@ -16,7 +16,7 @@ from fedjax_ssl.data import download, sources
 from fedjax_ssl.data.catalog import ORIGINALS
 from fedjax_ssl.experiment import build
 from fedjax_ssl.runs import provenance
-from launch import command, prepare
+from launch import config_file, prepare
 from tests.data import archives
 from tests.data.common import message_of, picture
 
@@ -240,7 +240,7 @@ def test_checksums_of_ones_own_have_to_be_such(small, kept, tmp_path):
 
 def test_a_config_fetches_its_data_unless_it_is_told_not_to(small, kept):
     overrides = {"data.num_clients": "4", "data.num_labels": "20", "cohort_size": "2"}
-    tree = command.read("fl2_cifar10", overrides).tree
+    tree = config_file.read("fl2_cifar10", overrides).tree
     tree["model"] = {"name": "linear"}
     tree["data"]["download"] = False
     message = message_of(FileNotFoundError, build.build, tree)

@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 
+from fedjax_ssl.data import text_encoder
 from launch import text_features
 from tests.data.common import message_of
 
@@ -48,10 +49,10 @@ def expected(model, pooling):
 
 
 @pytest.mark.parametrize("padding_side", ["right", "left"])
-@pytest.mark.parametrize("pooling", text_features.POOLING)
+@pytest.mark.parametrize("pooling", text_encoder.POOLING)
 def test_features_are_pooled_from_the_last_layer_without_padding(tmp_path, pooling, padding_side):
     model = tiny_bert()
-    encode = text_features.hugging_face_encoder(save(model, tmp_path, padding_side=padding_side), pooling, LENGTH)
+    encode = text_encoder.hugging_face_encoder(save(model, tmp_path, padding_side=padding_side), pooling, LENGTH)
     features = encode(TEXTS)
     assert (features.dtype, features.shape) == (np.float32, (len(TEXTS), SIZE))
     np.testing.assert_allclose(features, expected(model, pooling), atol=1e-5)
@@ -59,16 +60,16 @@ def test_features_are_pooled_from_the_last_layer_without_padding(tmp_path, pooli
     assert np.abs(expected(model, "cls") - expected(model, "mean")).max() > 0.1
 
 
-@pytest.mark.parametrize("pooling", text_features.POOLING)
+@pytest.mark.parametrize("pooling", text_encoder.POOLING)
 def test_texts_are_cut_to_max_length_tokens(tmp_path, pooling):
     folder = save(tiny_bert(), tmp_path)
-    whole, cut = (text_features.hugging_face_encoder(folder, pooling, length) for length in (LENGTH, 5))
+    whole, cut = (text_encoder.hugging_face_encoder(folder, pooling, length) for length in (LENGTH, 5))
     np.testing.assert_allclose(cut(TEXTS[2:3]), whole(["the team play"]), atol=1e-5)  # [CLS], three pieces, [SEP]
     assert np.abs(cut(TEXTS[2:3]) - whole(TEXTS[2:3])).max() > 0.1
 
 
 def test_weights_stored_in_half_precision_are_computed_with_in_float32(tmp_path):
-    encode = text_features.hugging_face_encoder(save(tiny_bert().bfloat16(), tmp_path), "mean", LENGTH)
+    encode = text_encoder.hugging_face_encoder(save(tiny_bert().bfloat16(), tmp_path), "mean", LENGTH)
     np.testing.assert_allclose(encode(TEXTS), expected(tiny_bert().bfloat16().float(), "mean"), atol=1e-5)
 
 
@@ -78,7 +79,7 @@ def test_the_heads_of_a_checkpoint_are_left_out_in_silence(tmp_path, caplog, mon
     model = tiny_bert()
     whole = transformers.BertForMaskedLM(model.config)  # it has a head, and lacks the pooler
     whole.bert.load_state_dict(model.state_dict(), strict=False)
-    encode = text_features.hugging_face_encoder(save(whole, tmp_path), "cls", LENGTH)
+    encode = text_encoder.hugging_face_encoder(save(whole, tmp_path), "cls", LENGTH)
     np.testing.assert_allclose(encode(TEXTS), expected(model, "cls"), atol=1e-5)
     assert not caplog.records
 
@@ -103,7 +104,7 @@ def without_a_layer(folder):
 def test_a_model_that_lacks_something_is_refused(tmp_path, damage, reason):
     folder = save(tiny_bert(), tmp_path)
     damage(tmp_path)
-    message = message_of(ValueError, text_features.hugging_face_encoder, folder, "cls", LENGTH)
+    message = message_of(ValueError, text_encoder.hugging_face_encoder, folder, "cls", LENGTH)
     assert message.startswith(f"--encoder: got {folder}, accepted: a model of the Hugging Face hub, or a folder that holds one")
     assert reason in message
 
@@ -111,7 +112,7 @@ def test_a_model_that_lacks_something_is_refused(tmp_path, damage, reason):
 def test_lengths_beyond_the_model_are_refused(tmp_path):
     folder = save(tiny_bert(), tmp_path)
     for length in (2, LENGTH + 1):
-        message = message_of(ValueError, text_features.hugging_face_encoder, folder, "cls", length)
+        message = message_of(ValueError, text_encoder.hugging_face_encoder, folder, "cls", length)
         assert message == f"--max_length: got {length}, accepted: 3 to 16 tokens for {folder}"
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.data import sources
+from fedjax_ssl.data import sources, text_encoder
 from fedjax_ssl.data.augment import feature_views
 from fedjax_ssl.experiment.build import build
 from launch import text_features
@@ -138,47 +138,47 @@ def write_csv(folder, name, content):
 
 
 def test_ag_news_rows_are_read_as_they_are_meant(tmp_path):
-    rows = text_features.read_csv(write_csv(tmp_path, "train.csv", AG_NEWS))
+    rows = text_encoder.read_csv(write_csv(tmp_path, "train.csv", AG_NEWS))
     assert rows.labels == ["3", "1", "2", "4", "3"]
     assert rows.texts[0].endswith("Into the Black (Reuters) Short-sellers, a dwindling band of ultra-cynics")
     assert rows.texts[1] == 'Venezuelans Vote CARACAS - a "historic" day gave no indication'
-    rows = text_features.Texts(["b", "a", "b", "b", "a"], ["0", "1", "2", "3", "4"])
-    assert text_features.first_of_each_class(rows, 2) == ((["b", "a", "b", "a"], ["0", "1", "2", "4"]), (["b"], ["3"]))
-    assert text_features.first_of_each_class(rows, 0) == (rows, ([], []))
+    rows = text_encoder.Texts(["b", "a", "b", "b", "a"], ["0", "1", "2", "3", "4"])
+    assert text_encoder.first_of_each_class(rows, 2) == ((["b", "a", "b", "a"], ["0", "1", "2", "4"]), (["b"], ["3"]))
+    assert text_encoder.first_of_each_class(rows, 0) == (rows, ([], []))
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_byte_order_mark_is_no_part_of_a_class_and_a_missing_label_is_none(tmp_path, mark):
     content = f"{mark}sports,a\nworld,b\n{mark}sports,c\n-1,d\nNaN,e\n"  # as two files that were joined
-    rows = text_features.read_csv(write_csv(tmp_path, "train.csv", content))
+    rows = text_encoder.read_csv(write_csv(tmp_path, "train.csv", content))
     assert rows == (["sports", "world", "sports", "-1", "-1"], ["a", "b", "c", "d", "e"])
-    assert text_features.first_of_each_class(rows, 1)[0].texts == ["a", "b", "d", "e"]
-    got = text_features.compute(rows, text_features.Texts(["world"], ["f"]), None, encode)
+    assert text_encoder.first_of_each_class(rows, 1)[0].texts == ["a", "b", "d", "e"]
+    got = text_encoder.compute(rows, text_encoder.Texts(["world"], ["f"]), None, encode)
     assert (got["train_labels"].tolist(), got["classes"].tolist()) == ([0, 1, 0, -1, -1], ["sports", "world"])
-    rows = text_features.read_csv(write_csv(tmp_path, "floats.csv", f"{mark}1.0,a\n0.0,b\n"))
+    rows = text_encoder.read_csv(write_csv(tmp_path, "floats.csv", f"{mark}1.0,a\n0.0,b\n"))
     assert rows.labels == ["1", "0"]
 
 
 def test_other_words_are_fewer_and_mostly_in_their_order():
     words = [f"{i}" for i in range(20_000)]
-    rows = text_features.Texts(["0", "1"], [" ".join(words), "alone"])
-    labels, (many, one) = text_features.in_other_words(rows)
+    rows = text_encoder.Texts(["0", "1"], [" ".join(words), "alone"])
+    labels, (many, one) = text_encoder.in_other_words(rows)
     left = [int(word) for word in many.split()]
     assert (labels, one) == (["0", "1"], "alone")
     assert len(set(left)) == len(left) == pytest.approx(0.9 * 20_000, rel=0.01)
     # A swap makes one descent, as a word that moves on by several places does.
     assert np.mean(np.diff(left) < 0) == pytest.approx(0.1, rel=0.15)
-    assert text_features.in_other_words(rows) == (labels, [many, one])
-    assert text_features.in_other_words(rows, seed=1).texts[0] != many
-    shorts = text_features.Texts(["0"] * 200, ["alone"] * 200)
-    assert set(text_features.in_other_words(shorts).texts) == {"alone"}
+    assert text_encoder.in_other_words(rows) == (labels, [many, one])
+    assert text_encoder.in_other_words(rows, seed=1).texts[0] != many
+    shorts = text_encoder.Texts(["0"] * 200, ["alone"] * 200)
+    assert set(text_encoder.in_other_words(shorts).texts) == {"alone"}
 
 
 def test_features_are_computed_in_order_in_batches(tmp_path):
-    train, test = (text_features.read_csv(write_csv(tmp_path, "a.csv", content)) for content in (AG_NEWS, TEST))
+    train, test = (text_encoder.read_csv(write_csv(tmp_path, "a.csv", content)) for content in (AG_NEWS, TEST))
     strong = train._replace(texts=[f"said anew: {text}" for text in train.texts])
     batches = []
-    got = text_features.compute(train, test, strong, lambda texts: batches.append(len(texts)) or encode(texts), batch_size=2)
+    got = text_encoder.compute(train, test, strong, lambda texts: batches.append(len(texts)) or encode(texts), batch_size=2)
     assert batches == [2, 2, 1, 2, 2, 2, 1]
     for key, texts in [("train_features", train.texts), ("test_features", test.texts), ("train_strong_features", strong.texts)]:
         assert got[key].dtype == np.float32
@@ -186,13 +186,13 @@ def test_features_are_computed_in_order_in_batches(tmp_path):
     assert got["train_labels"].tolist() == [2, 0, 1, 3, 2]
     assert got["test_labels"].tolist() == [1, 3]
     assert got["classes"].tolist() == ["1", "2", "3", "4"]
-    rows = text_features.Texts(["10", "2", "x", "b"], ["text"] * 4)  # classes in the order of their labels
-    assert text_features.compute(rows, rows, None, encode)["train_labels"].tolist() == [1, 0, 3, 2]
+    rows = text_encoder.Texts(["10", "2", "x", "b"], ["text"] * 4)  # classes in the order of their labels
+    assert text_encoder.compute(rows, rows, None, encode)["train_labels"].tolist() == [1, 0, 3, 2]
 
 
 def run(monkeypatch, tmp_path, *more, **files):
     asked = []
-    monkeypatch.setattr(text_features, "hugging_face_encoder", lambda *arguments: asked.append(arguments) or encode)
+    monkeypatch.setattr(text_encoder, "hugging_face_encoder", lambda *arguments: asked.append(arguments) or encode)
     train, test = write_csv(tmp_path, "train.csv", AG_NEWS), write_csv(tmp_path, "test.csv", TEST)
     out = tmp_path / "ag_news.npz"
     given = [f"--{name}={path}" for name, path in ({"train": train, "test": test, "out": out} | files).items()]
@@ -213,15 +213,15 @@ def test_the_script_writes_what_ag_news_is_read_from(tmp_path, monkeypatch):
 
 
 def test_one_file_may_be_both_parts_and_make_its_strong_view(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_features, "hugging_face_encoder", lambda *_: encode)
+    monkeypatch.setattr(text_encoder, "hugging_face_encoder", lambda *_: encode)
     both = write_csv(tmp_path, "both.csv", AG_NEWS + AG_NEWS.replace("Oil", "Petroleum"))
     words = ["text_features", f"--train={both}", f"--out={tmp_path / 'out.npz'}"]
     assert text_features.main([*words, "--per_class=1", "--strong=words"]) == 0
-    rows = text_features.read_csv(both)
-    train, test = text_features.first_of_each_class(rows, 1)
+    rows = text_encoder.read_csv(both)
+    train, test = text_encoder.first_of_each_class(rows, 1)
     with np.load(tmp_path / "out.npz") as got:
         assert np.array_equal(got["train_features"], encode(train.texts))
-        assert np.array_equal(got["train_strong_features"], encode(text_features.in_other_words(train).texts))
+        assert np.array_equal(got["train_strong_features"], encode(text_encoder.in_other_words(train).texts))
         assert np.array_equal(got["test_features"], encode(test.texts))
         assert json.loads(str(got["metadata"]))["strong"] == "words"
 
@@ -267,13 +267,13 @@ def test_the_script_says_what_is_wrong_with_a_file(tmp_path, monkeypatch, capsys
 def test_a_missing_encoder_library_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.setitem(sys.modules, "torch", None)
-    message = message_of(ModuleNotFoundError, text_features.hugging_face_encoder, "any", "cls", 8)
+    message = message_of(ModuleNotFoundError, text_encoder.hugging_face_encoder, "any", "cls", 8)
     assert message == 'torch is not installed: python -m pip install -e ".[text]"'
 
 
 def test_pooling_leaves_padding_out():
     hidden = np.arange(2 * 3 * 2, dtype=np.float32).reshape(2, 3, 2)
     mask = np.array([[1, 1, 0], [1, 1, 1]])
-    assert np.array_equal(text_features.pool(hidden, mask, "cls"), hidden[:, 0])
+    assert np.array_equal(text_encoder.pool(hidden, mask, "cls"), hidden[:, 0])
     expected = np.stack([hidden[0, :2].mean(0), hidden[1].mean(0)])
-    np.testing.assert_allclose(text_features.pool(hidden, mask, "mean"), expected)
+    np.testing.assert_allclose(text_encoder.pool(hidden, mask, "mean"), expected)

@@ -17,7 +17,7 @@ from fedjax_ssl.method import Requires
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program, compiler_options
 from fedjax_ssl.simulation.round import RunState
-from launch import command
+from launch import devices
 from tests import tiny
 from tests.engine import run_python
 
@@ -198,19 +198,19 @@ def test_the_commands_make_a_device_of_each_core_unless_told_otherwise(monkeypat
     for variable in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(name, value)
-    command.use_all_cores()
+    devices.use_all_cores()
     assert updates.get("jax_num_cpu_devices") == made
 
 
-@pytest.mark.parametrize("given", [{}, {command.MAY_WAIT[1]: "7"}])
+@pytest.mark.parametrize("given", [{}, {devices.MAY_WAIT[1]: "7"}])
 def test_devices_of_the_commands_wait_for_each_other_as_long_as_clients_take(monkeypatch, updates, given):
     monkeypatch.setenv("XLA_FLAGS", " ".join(f"--{name}={value}" for name, value in given.items()))
-    command.use_all_cores()
+    devices.use_all_cores()
     flags = dict(word.removeprefix("--").split("=") for word in os.environ["XLA_FLAGS"].split())
-    assert flags == dict.fromkeys(command.MAY_WAIT, "86400") | given
+    assert flags == dict.fromkeys(devices.MAY_WAIT, "86400") | given
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr(jax, "__version_info__", command.MAY_WAIT_BELOW)  # a JAX that may not know them
-    command.use_all_cores()
+    monkeypatch.setattr(jax, "__version_info__", devices.MAY_WAIT_BELOW)  # a JAX that may not know them
+    devices.use_all_cores()
     assert os.environ["XLA_FLAGS"] == ""
 
 
@@ -220,8 +220,8 @@ def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
     config.write_text("import jax.numpy as jnp\ndef get_config():\n    return {'rounds': int(jnp.sum(jnp.ones(3)))}\n")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
     code = (
-        "from launch import arguments, command; command.keep_programs(); import jax;"
-        f"command.parse(arguments.Parser('run', None, has_config=True), ['--config={config}'], computes=True);"
+        "from launch import arguments, devices; devices.keep_programs(); import jax;"
+        f"arguments.parse(arguments.Parser('run', None, has_config=True), ['--config={config}'], computes=True);"
         "jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); print(len(jax.devices('cpu')))"
     )
     environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -248,6 +248,6 @@ def test_the_commands_run_without_a_cache_where_there_cannot_be_one_or_another_i
     if setting == "nobody":  # a user that the system does not know, as in a container
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    command.keep_programs()
+    devices.keep_programs()
     assert "jax_compilation_cache_dir" not in updates
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -16,8 +16,9 @@ from configs import digits
 from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
+from fedjax_ssl.options import as_text
 from fedjax_ssl.simulation.program import Program
-from launch import command, completion
+from launch import completion
 from tests import tiny
 
 SECONDS, BYTES = 60, 3 << 30  # far more than any mutation takes
@@ -98,7 +99,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     words = [f"--config={config}", f"--config.model.name={network}", "--config.data.download=false"]
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
         key = draw(st.sampled_from(list(tree)))
-        value = command.as_text(draw(fitting(key, tree[key])))
+        value = as_text(draw(fitting(key, tree[key])))
         suffix = draw(st.sampled_from([""] * 8 + [".x", "[0]", "x"]))
         form = draw(st.sampled_from(["--config.{}={}"] * 8 + ["--config.{} {}", "--noconfig.{}", "--config.{}"]))
         words += [word.format(key + suffix, value) for word in form.split()]

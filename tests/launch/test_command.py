@@ -10,24 +10,26 @@ import pytest
 
 from configs import digits
 from fedjax_ssl.files import FAILURES
-from launch import command, evaluate, explain, main, run
+from launch import command, config_file, evaluate, explain, main, run
 from tests import disk, tiny
 from tests.commands import ROOT, launch, refused
 
 
 def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    by_name = command.read("digits:fl2,labels=20", {"rounds": "3", "data.labeled_fraction": "(.1, .2)", "data.weak": "none"})
+    by_name = config_file.read(
+        "digits:fl2,labels=20", {"rounds": "3", "data.labeled_fraction": "(.1, .2)", "data.weak": "none"}
+    )
     assert by_name.name == "digits-fl2-labels=20"
     data = by_name.tree["data"]
     assert (by_name.tree["rounds"], data["num_labels"], data["labeled_fraction"], data["weak"]) == (3, 20, (0.1, 0.2), "none")
-    by_path = command.read(f"{command.CONFIGS}/digits.py:fl2,labels=20")
+    by_path = config_file.read(f"{config_file.CONFIGS}/digits.py:fl2,labels=20")
     assert by_path.tree | {"rounds": 3, "data": data} == by_name.tree
     (tmp_path / "beside.py").write_text("ROUNDS = 7\n")
     own = "from beside import ROUNDS\nfrom configs import digits\ndef get_config():\n    config = digits.get_config('uda')\n"
     (tmp_path / "own.py").write_text(f"{own}    config.rounds = ROUNDS\n    return config\n")
-    assert command.read("own.py").tree["rounds"] == 7
-    assert command.read("own.py").name == "own"
+    assert config_file.read("own.py").tree["rounds"] == 7
+    assert config_file.read("own.py").name == "own"
 
 
 def _paths(tree, prefix=()):

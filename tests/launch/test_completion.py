@@ -2,6 +2,8 @@
 
 import os
 import pty
+import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -9,85 +11,69 @@ import time
 import pytest
 
 from fedjax_ssl.methods import METHODS
-from launch import command, completion
-from tests.commands import ROOT
+from launch import completion, config_file
+from tests.commands import ROOT, succeeded
 
-DRIVER = """
-source {file}
-COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
-while IFS= read -r COMP_LINE; do
-  COMP_POINT=${{#COMP_LINE}}
-  _fedjax_ssl
-  printf '%s,' "${{COMPREPLY[@]}}"
-  echo
-done
-"""
 LINES = {
     "fedjax-ssl pre": ["preview", "prepare"],
-    "fedjax-ssl run --w": ["--workdir="],
-    "fedjax-ssl run --config=dig": ["digits:"],  # Bash takes `--config=` to be a word of its own
-    "fedjax-ssl run --config=digits:fedsiam_": ["fedsiam_d", "fedsiam_mt", "fedsiam_pi"],
-    "fedjax-ssl run --config=digits:fl2 --config.client.opt": ["--config.client.optimizer."],
-    "fedjax-ssl run --config=digits:fl2 --config.rou": ["--config.rounds="],
-    "fedjax-ssl run --config.method.mix": ["--config.method.mix=", "--config.method.mixup_alpha="],
+    "fedjax-ssl run --w": ["--workdir"],
+    "fedjax-ssl run --config=digits:fedsiam_": ["digits:fedsiam_d", "digits:fedsiam_mt", "digits:fedsiam_pi"],
+    "fedjax-ssl run --config digits:semi": ["digits:semifl"],
+    "fedjax-ssl run --config=digits:fl2 --config.rou": ["--config.rounds"],
+    "fedjax-ssl run --config=digits:fl2 --config.rounds 3 --config.method.mix": [
+        "--config.method.mix", "--config.method.mixup_alpha",
+    ],
     "fedjax-ssl run --config=digits:fl2 --config.execution.strategy=s": ["scan", "sharded"],
-    "fedjax-ssl preview --config=digits:fl2 --config.data.partition=nat": ["natural"],
+    "fedjax-ssl preview --config=digits:fl2 --config.data.partition nat": ["natural"],
     "fedjax-ssl prepare svh": ["svhn_cropped", "svhn_cropped/extra"],
     "fedjax-ssl sweep fl2_abl": ["fl2_ablation"],
-    "fedjax-ssl sweep --config.ro": ["--config.rounds="],
-    "fedjax-ssl evaluate --config": ["--config="],
+    "fedjax-ssl sweep --config.ro": ["--config.rounds"],
     "fedjax-ssl explain net": ["networks"],
-    "fedjax-ssl report runs/": [""],  # Bash then completes files
-    "fedjax-ssl report --targ": ["--target="],
+    "fedjax-ssl report LICEN": ["LICENSE"],
+    "fedjax-ssl report --targ": ["--target"],
     "fedjax-ssl completion z": ["zsh"],
-    "python -m launch.ev": ["launch.evaluate"],
-    "JAX_PLATFORMS=cpu python -m launch.run --dr": ["--dry_run"],
-    "python script.py --w": [""],
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory):
-    """Each shell's script as a file."""
+    """A folder with each shell's script."""
     folder = tmp_path_factory.mktemp("completion")
-    words = completion.words()
-    for shell, text in completion.SHELLS.items():
-        (folder / shell).write_text(text.format(words=words, programs="fedjax-ssl python python3"))
+    for shell in completion.SHELLS:
+        (folder / shell).write_text(succeeded(shell, program=completion).stdout)
+    (folder / "zfunc").mkdir()
+    shutil.copy(folder / "zsh", folder / "zfunc" / "_fedjax-ssl")
     return folder
 
 
-def test_bash_completes_commands_arguments_configs_and_keys(scripts):
-    lines = "\n".join(LINES) + "\n"
+def offered(scripts, line):
+    """What Bash offers for a command line, of which `=` is a word of its own, as Bash takes it."""
+    words = shlex.join(re.findall(r"=|[^\s=]+", line))
+    asked = f"source {scripts}/bash; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_fedjax_ssl"
+    program = ["bash", "--norc", "-c", f"compopt() {{ :; }}; {asked}; printf '%s\n' \"${{COMPREPLY[@]}}\""]
     environment = {**os.environ, "PATH": "/usr/bin:/bin"}  # without the Python of the tests: none is needed
-    words = ["bash", "--norc", "-c", DRIVER.format(file=scripts / "bash")]
-    done = subprocess.run(words, input=lines, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    found = [line.removesuffix(",").split(",") for line in done.stdout.splitlines()]
-    assert dict(zip(LINES, found, strict=True)) == LINES
+    return done.stdout.split()
 
 
-def test_all_keys_of_a_config_are_found_group_by_group(scripts):
-    words = completion.words()
+@pytest.mark.parametrize("line", LINES)
+def test_bash_completes_commands_arguments_configs_keys_and_files(scripts, line):
+    assert offered(scripts, line) == LINES[line]
 
-    def offered(text):
-        line = f"fedjax-ssl run --config=digits:fl2 {text}"
-        return subprocess.run(["sh", "-fc", words, "_", line], capture_output=True, text=True, check=True).stdout.split()
 
-    def below(prefix):
-        for word in offered(prefix):
-            yield from below(word) if word.endswith(".") else [word.removeprefix("--config.").removesuffix("=")]
-
-    found = list(below("--config."))
+def test_all_keys_of_a_config_are_offered(scripts):
+    found = [word.removeprefix("--config.") for word in offered(scripts, "fedjax-ssl run --config=digits:fl2 --config.")]
     assert len(found) == len(set(found))
     for method in METHODS:
-        known = set(command._keys(command.read(f"digits:{method}").tree))
+        known = set(config_file.keys(config_file.read(f"digits:{method}").tree))
         assert {key for key in known if not any(other.startswith(f"{key}.") for other in known)} <= set(found)
 
 
-WANTED = "got run --config=digits:semifl --config.rounds=3"
+WANTED = {"bash": "got run --config=digits:semifl --config.rounds 3", "zsh": "got run --config=digits:semifl --config.rounds=3"}
 
 
-def typed(words, start):
+def typed(words, start, wanted):
     """What a shell on a terminal shows once it is ready, and a command line with two tabs is typed."""
     master, slave = pty.openpty()
     environment = {**os.environ, "TERM": "dumb", "HOME": "/nowhere"}
@@ -110,7 +96,7 @@ def typed(words, start):
         os.write(master, f'{start}; fedjax-ssl() {{ echo "got $*"; }}; PS1="rea""dy> "\n'.encode())
         show("ready> ")
         os.write(master, b"fedjax-ssl run --config=digits:semi\t--config.rou\t3\n")
-        show(WANTED)
+        show(wanted)
         return shown
     finally:
         process.kill()
@@ -119,12 +105,20 @@ def typed(words, start):
 
 
 @pytest.mark.parametrize(
-    ("shell", "arguments", "start"), [("bash", "--norc", ""), ("zsh", "-f", "autoload -U compinit; compinit -D; ")]
+    ("shell", "arguments", "start"),
+    [
+        ("bash", "--norc", "source {scripts}/bash"),
+        (
+            "zsh",
+            "-f",
+            "fpath=({scripts}/zfunc $fpath); autoload -U compinit; compinit -D",
+        ),
+    ],
 )
 def test_a_shell_on_a_terminal_fills_in_a_config_and_a_key(scripts, shell, arguments, start):
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed")
-    assert WANTED in typed([shell, arguments, "-i"], f"{start}source {scripts}/{shell}")
+    assert WANTED[shell] in typed([shell, arguments, "-i"], start.format(scripts=scripts), WANTED[shell])
 
 
 @pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
@@ -132,4 +126,4 @@ def test_fish_completes_a_config_and_a_key(scripts):
     asked = "; ".join(f"complete -C 'fedjax-ssl run --config{words}'" for words in ("=digits:semi", ".rou"))
     words = ["fish", "--no-config", "-c", f"source {scripts}/fish; {asked}"]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["--config=digits:semifl", "--config.rounds="]
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["--config=digits:semifl", "--config.rounds"]

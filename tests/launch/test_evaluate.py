@@ -9,13 +9,14 @@ import cv2
 import numpy as np
 import pytest
 
+from fedjax_ssl.data.sources import examples
 from fedjax_ssl.experiment import evaluation, export
 from fedjax_ssl.files import write_json
 from fedjax_ssl.report import extras
-from fedjax_ssl.report import runs as report_runs
 from fedjax_ssl.report.tables import DASH
+from fedjax_ssl.runs import reading
 from fedjax_ssl.runs.loading import load
-from launch import evaluate, examples, report
+from launch import evaluate, report
 from tests.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
@@ -127,7 +128,7 @@ def test_runs_at_any_depth_are_saved_for_a_report_each_with_those_beside_it(runs
     found = evaluated(sweep, "--save")
     assert [*found["runs"]] == [str(sweep / name) for name in ("fixmatch/0", "fl2/0", "fl2/1")]
     assert [*found["all"]] == [str(sweep / "fl2")]
-    for run in report_runs.find([sweep]).runs:
+    for run in reading.find([sweep]).runs:
         saved, problems = extras.evaluation(run)
         assert problems == []
         assert saved.confusion.tolist() == found["runs"][str(run.path)]["confusion"]

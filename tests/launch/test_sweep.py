@@ -15,8 +15,10 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.options import parse
 from fedjax_ssl.report.tables import DASH
-from launch import command, jobs, report, sweep
-from launch.table import Table
+from fedjax_ssl.runs.sweep import Table, from_words
+from fedjax_ssl.runs.sweep_programs import programs
+from fedjax_ssl.runs.sweep_queue import Queue
+from launch import arguments, report, sweep
 from tests.commands import ROOT, launch, refused, rows, succeeded
 
 
@@ -32,7 +34,7 @@ def test_values_of_keys_may_be_words_of_their_own(tmp_path):
 def test_the_commands_of_the_help_are_accepted():
     lines = [line.split("launch.sweep ")[1] for line in sweep.__doc__.splitlines() if "python -m launch.sweep" in line]
     options, _ = sweep._parser().parse_known_args(shlex.split(lines[1]))
-    cells = parse(Table, sweep._from_options(options)).cells()
+    cells = from_words(options.config, options.methods, options.set).cells()
     assert [cell.label for cell in cells][:2] == ["fl2 num_labels=10", "fl2 num_labels=40"]
     assert [sweep.settings_of(cell, {}).data.num_labels for cell in cells] == [10, 40, 10, 40]
     assert lines[0].split(" ")[0] in sweep.names()
@@ -41,7 +43,8 @@ def test_the_commands_of_the_help_are_accepted():
 def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_compared():
     def made(*keys, config="digits:fl2", methods=""):
         words = [f"--config={config}", f"--methods={methods}", *(f"--set={key}" for key in keys)]
-        return parse(Table, sweep._from_options(sweep._parser().parse_args(words)))
+        options = sweep._parser().parse_args(words)
+        return from_words(options.config, options.methods, options.set)
 
     table = made(
         *("client.optimizer.learning_rate=.01", "server.optimizer.learning_rate=1,.5", "data.num_labels=10"),
@@ -98,13 +101,13 @@ RATE, ALPHA = "client.optimizer.learning_rate", "data.alpha"
     ],
 )
 def test_cells_that_differ_in_one_number_share_a_program(columns, least, expected):
-    found = jobs.programs(cells_of(*columns), least)
+    found = programs(cells_of(*columns), least)
     assert ["".join(cell.name for cell in one.cells) for one in found] == expected
 
 
 def test_a_sweep_that_goes_on_elsewhere_names_both_machines(tmp_path, monkeypatch):
     for name in ("one", "two", "one"):
-        monkeypatch.setattr(sweep, "processor", lambda name=name: name)
+        monkeypatch.setattr("fedjax_ssl.runs.sweep.processor", lambda name=name: name)
         with contextlib.ExitStack() as until_the_end:
             sweep._accepted(["sweep", "--config=digits:fl2", f"--workdir={tmp_path}"], until_the_end)
     said = read_json(tmp_path / "sweep.json")
@@ -125,7 +128,7 @@ def test_what_a_small_sweep_sets_is_added(tmp_path):
 def test_a_number_that_is_a_configs_argument_is_shared_too():
     table = sweep.from_file("fedlabel_beta", small=False)
     cells = [cell._replace(settings=sweep.settings_of(cell, {})) for cell in table.cells()]
-    found = jobs.programs(cells, 1)
+    found = programs(cells, 1)
     assert sorted(len(one.cells) for one in found) == [1, 1, 9, 9]  # beta = 0 alone
     assert {one.vary for one in found} == {"", "method.confidence"}
 
@@ -188,8 +191,8 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert log.read_text().count("$ ") == 1
 
     (cell,) = (one for one in sweep.from_file(str(file), small=False).cells() if one.column == ".01")
-    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, command.split_words(quick)[1]))
-    queue, whole = jobs.Queue([cell], 2, out, [], 1), summary.read_text()
+    summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, arguments.split_words(quick)[1]))
+    queue, whole = Queue([cell], 2, out, [], 1), summary.read_text()
     assert queue.done(cell).has_ended
     write_json(summary, read_json(summary) | {"eval/accuracy": 0.99})  # which the log does not have
     damaged = queue.done(cell)

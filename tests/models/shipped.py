@@ -16,7 +16,7 @@ from configs import common, digits
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.simulation.program import compiler_options
-from launch import command
+from launch import devices
 from tests.data.common import in_memory
 from tests.engine import distance
 
@@ -79,7 +79,7 @@ def one_round(experiment: Experiment) -> tuple[Any, Any, list[float]]:
 
 def main(name: str) -> None:
     """Prints one JSON object: the layout, XLA's options, how far the two rounds are apart, and their losses."""
-    command.use_all_cores()
+    devices.use_all_cores()
     shipped, plain = experiment(name), experiment(name, conv="xla", strategy="scan")
     (before, change, losses), (_, expected, expected_losses) = one_round(shipped), one_round(plain)
     found = {

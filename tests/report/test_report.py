@@ -13,8 +13,9 @@ import pytest
 
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import plain, write_json
-from fedjax_ssl.report import groups, runs
-from launch import command, report
+from fedjax_ssl.report import groups, sections
+from fedjax_ssl.runs import reading
+from launch import config_file, report
 from tests.commands import CONFIG, FIXMATCH, succeeded
 
 RUNS = ("average/0", "average/1", "average/2", "fixmatch/0")
@@ -120,19 +121,19 @@ def test_each_command_of_the_page_makes_its_runs(folder, page):
 
 
 def test_the_command_of_a_run_that_was_made_in_python_has_a_config_file(tmp_path):
-    held = Settings.from_dict(command.read("digits:fl2", {"rounds": "7"}).tree).to_dict()
+    held = Settings.from_dict(config_file.read("digits:fl2", {"rounds": "7"}).tree).to_dict()
     for seed in (3, 5):
         (tmp_path / f"{seed}").mkdir()
         write_json(tmp_path / f"{seed}" / "config.json", held | {"seed": seed})
         write_json(tmp_path / f"{seed}" / "run.json", {})
     files: dict[str, bytes] = {}
-    (group,) = groups.group(runs.find([tmp_path]).runs).groups
-    lines = report._commands(group, str(tmp_path), files)
+    (group,) = groups.group(reading.find([tmp_path]).runs).groups
+    lines = sections.commands(group, str(tmp_path), files)
     for seed, line in zip((3, 5), lines, strict=True):
         (tmp_path / "config_fl2_1.py").write_bytes(files["config_fl2_1.py"])
         *_, config, override = shlex.split(line)
         assert override == f"--config.seed={seed}"
-        again = command.read(config.removeprefix("--config="), {"seed": f"{seed}"}).tree
+        again = config_file.read(config.removeprefix("--config="), {"seed": f"{seed}"}).tree
         assert plain(Settings.from_dict(again).to_dict()) == plain(held | {"seed": seed})
 
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.files import read_json, write_json
-from fedjax_ssl.report import cells, extras, groups, results, runs, sections
+from fedjax_ssl.report import cells, extras, groups, results, sections
 from fedjax_ssl.report.figures import Picture
+from fedjax_ssl.runs import reading
 from fedjax_ssl.runs.log import MetricsLog
+from fedjax_ssl.runs.sweep import on_axis
 
 
 def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys) -> pathlib.Path:
@@ -28,7 +30,7 @@ def write(folder: pathlib.Path, *, rounds: int = 3, summary: bool = True, **keys
 
 
 def grouped(folder: pathlib.Path, *by: str) -> groups.Grouped:
-    return groups.group(runs.find([folder]).runs, by)
+    return groups.group(reading.find([folder]).runs, by)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
         (tmp_path / "metrics.jsonl").unlink()
     log.write_text("\n".join([lines[0], line, lines[2]]) + "\n")
     before = log.read_bytes()
-    (run,) = runs.find([tmp_path]).runs
+    (run,) = reading.find([tmp_path]).runs
     assert run.problems[0] == f"metrics.jsonl, line 2: {why}: not used"
     assert run.problems[1].startswith("metrics.jsonl lacks round 2")
     np.testing.assert_array_equal(run.columns["eval/accuracy"], [0.1, 0.3])
@@ -61,7 +63,7 @@ def test_a_damaged_row_is_named_and_not_used(tmp_path, line, why):
 def test_a_summary_that_the_log_contradicts_is_not_used(tmp_path):
     folder = write(tmp_path / "run")
     write_json(folder / "summary.json", {"rounds": 3, "eval/accuracy": 0.9, "device": "2 x cpu"})
-    (run,) = runs.find([tmp_path]).runs
+    (run,) = reading.find([tmp_path]).runs
     assert run.summary == {}
     assert run.problems == ("summary.json: eval/accuracy is 0.9, and the last row's eval/accuracy is 0.3: not used",)
 
@@ -73,7 +75,7 @@ def test_unfinished_diverged_and_unreadable_runs_are_told_apart(tmp_path):
     write_json(gone / "diverged.json", {"round": 2, "diverged": "round 2: client/loss is NaN"})
     (write(tmp_path / "unreadable") / "config.json").write_text("{")
     (write(tmp_path / "without") / "config.json").unlink()
-    found = runs.find([tmp_path, tmp_path / "done"])
+    found = reading.find([tmp_path, tmp_path / "done"])
     assert [run.state for run in found.runs] == ["finished", "unfinished: round 2 of 3", "diverged in round 2"]
     assert found.unreadable == (
         f"{tmp_path.name}/unreadable: config.json is damaged: it is not JSON",
@@ -110,14 +112,14 @@ def test_groups_whose_labels_have_the_same_letters_have_names_of_their_own(tmp_p
 def test_a_run_may_be_in_a_folder_with_the_name_of_one_of_a_runs_folders(tmp_path):
     write(tmp_path / "clients" / "0")
     write(tmp_path / "clients" / "0" / "checkpoints" / "copy")  # but what is in a run's own folders is none
-    assert [run.name for run in runs.find([tmp_path]).runs] == [f"{tmp_path.name}/clients/0"]
+    assert [run.name for run in reading.find([tmp_path]).runs] == [f"{tmp_path.name}/clients/0"]
 
 
 def test_the_last_five_accuracies_are_those_of_the_summary_where_a_run_went_on(tmp_path):
     folder = write(tmp_path / "run", rounds=9, eval_every=2)  # the log has an accuracy in each round
     config = read_json(folder / "config.json") | {"rounds": 9}
     write_json(folder / "config.json", config)
-    (run,) = runs.find([tmp_path]).runs
+    (run,) = reading.find([tmp_path]).runs
     assert results.accuracy(run, 5) == pytest.approx(10 * np.mean([2, 4, 6, 8, 9]))
 
 
@@ -156,7 +158,7 @@ def test_runs_are_grouped_by_the_digests_of_their_data_and_labels_tell_them_apar
 def test_a_sweeps_cell_has_no_mean_over_two_datasets(tmp_path):
     for seed, digest in enumerate("aab"):
         write_json(write(tmp_path / f"{seed}", seed=seed) / "run.json", {"dataset": digest * 32})
-    found = cells.results_of(runs.find([tmp_path]).runs)
+    found = cells.results_of(reading.find([tmp_path]).runs)
     assert [one.get("accuracy") for one in found] == [0.3, 0.3, None]
     assert found[2]["error"] == "its data are others than those of seed 0"
     assert np.isnan(cells.over_seeds(found)["accuracy_mean"])
@@ -209,7 +211,7 @@ def test_the_results_of_a_sweeps_cell_are_those_of_its_runs_and_damage_is_named(
     content = {"name": "parts", "about": "", "command": "the command", "machine": "one", "versions": {"jax": "0.12"}}
     file = tmp_path / "top" / "sweep.json"
     write_json(file, content | {"cells": [cell, cell | {"row": "SACR", "folder": "SACR"}]})  # which has not begun
-    found = runs.find([tmp_path]).runs
+    found = reading.find([tmp_path]).runs
     (sweep,), problems = cells.find(found)
     assert (sweep.name, sweep.source["command"], problems) == ("parts", "the command", [])
     (one,) = sweep.results
@@ -265,7 +267,7 @@ def test_a_result_has_pseudo_labels_and_the_servers_loss_at_each_evaluation_and_
         labels = {"client/threshold": threshold, "client/mask_rate": threshold / 2, "diagnostics/pseudo_label_accuracy": 0.8}
         MetricsLog(folder).append({"round": number, "server/loss": 1 / number, **labels, **evaluated})
     write_json(folder / "summary.json", {"rounds": 3, "eval/accuracy": 0.7})
-    (run,) = runs.find([tmp_path]).runs
+    (run,) = reading.find([tmp_path]).runs
     assert cells.result(run)["pseudo_labels"] == [[2, 0.4, 0.2, 0.8], [3, 0.6, 0.3, 0.8]]
     assert cells.result(run)["server_loss"] == [[2, 1 / 2], [3, 1 / 3]]
     assert "confusion" not in cells.result(run)
@@ -295,14 +297,14 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
         of_cells.append({"row": row, "column": column, "config": "c", "overrides": {}, "paper": "", "folder": folder})
     content = {"name": "s", "about": "", "command": "", "machine": "", "versions": {}, "cells": of_cells}
     write_json(tmp_path / "sweep.json", content)
-    found = runs.find([tmp_path]).runs
+    found = reading.find([tmp_path]).runs
     (sweep,), _ = cells.find(found)
     made = groups.group(found, (), sweep.places)
     assert [(*group.place, len(group.used)) for group in made.groups] == [(*place, 2) for place in expected]
     assert made.heading == "experiment"
     assert groups.group(found, ["method"], sweep.places).heading == "method"
     write(tmp_path / "other" / "0")  # beside it a sweep's groups have its name
-    (sweep,), _ = cells.find(runs.find([tmp_path]).runs)
+    (sweep,), _ = cells.find(reading.find([tmp_path]).runs)
     assert {place.label for place in sweep.places.values()} == {f"s: {label}" for label, _, _ in expected}
 
 
@@ -317,7 +319,7 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
     ],
 )
 def test_numbers_in_names_are_places_on_an_axis(rows, columns, expected):
-    assert cells.on_axis([{"row": row, "column": column} for row, column in itertools.product(rows, columns)]) == expected
+    assert on_axis([{"row": row, "column": column} for row, column in itertools.product(rows, columns)]) == expected
 
 
 def test_a_sweep_has_its_accuracies_rows_by_columns_and_a_figure_against_columns_that_are_numbers(tmp_path):
@@ -336,7 +338,7 @@ def test_a_sweep_has_its_accuracies_rows_by_columns_and_a_figure_against_columns
 
     def shown(x):
         write_json(tmp_path / "sweep.json", content | {"x": x})
-        found = runs.find([tmp_path]).runs
+        found = reading.find([tmp_path]).runs
         sweeps, problems = cells.find(found)
         made_from = sections.source(groups.group(found, (), sweeps[0].places), sweeps, (), problems, "rounds", None)
         return sections.build(made_from, ())[0].items
@@ -365,7 +367,7 @@ def test_an_evaluation_that_is_damaged_is_named_and_not_used(tmp_path, change, w
     folder = write(tmp_path / "run")
     content = {"round": 3, "class_accuracy": [0.5, None, 1], "clients": {"accuracy": [0.5, None], "mean": 0.5}, "accuracy": 0.6}
     write_json(folder / "evaluation.json", content)
-    (run,) = runs.find([tmp_path]).runs
+    (run,) = reading.find([tmp_path]).runs
     found, problems = extras.evaluation(run)
     np.testing.assert_array_equal(found.per_class, [0.5, np.nan, 1])
     np.testing.assert_array_equal(found.per_client, [0.5, np.nan])
@@ -382,7 +384,7 @@ def test_clients_records_are_read_in_the_order_of_rounds(tmp_path):
     for row, number in ((1, 10), (0, 5)):
         values = {"client/id": ids[row], "client/threshold": tau[row], "client/class_thresholds": classes[row]}
         np.savez(folder / f"round_{number:06d}.npz", **values)
-    (run,) = runs.find([tmp_path]).runs
+    (run,) = reading.find([tmp_path]).runs
     records, problems = extras.records(run)
     assert problems == []
     assert (records.round.tolist(), records.id.tolist()) == ([5, 5, 10, 10], [3, 1, 1, 0])

@@ -43,7 +43,7 @@ def own(**given):
 fedjax_ssl.register_method("own", own)
 fedjax_ssl.register_model("net", Net)
 """
-CONFIG = OWN + (ROOT / "tests" / "experiment" / "commands.py").read_text().split('CONFIG = """')[1].split('"""')[0]
+CONFIG = OWN + (ROOT / "tests" / "commands.py").read_text().split('CONFIG = """')[1].split('"""')[0]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.files import read_json
 from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.log import MetricsLog
-from launch import command
+from launch import config_file
 from tests.commands import rows
 from tests.runs.test_resume import assert_same_checkpoint
 
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_every_few_seconds_ends_with_the_same_bits_and_memo
     assert newest > 0
     assert rows(parts) == rows(whole)
     assert read_json(parts / "summary.json")["eval/accuracy"] == read_json(whole / "summary.json")["eval/accuracy"]
-    assert_same_checkpoint(build(command.read(CONFIG, overrides).tree), whole, parts)
+    assert_same_checkpoint(build(config_file.read(CONFIG, overrides).tree), whole, parts)
 
 
 def pages(process: multiprocessing.Process) -> int:

@@ -14,15 +14,13 @@ from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import write_json
 from fedjax_ssl.options import parse
-from fedjax_ssl.report import runs
-from fedjax_ssl.runs import lock
+from fedjax_ssl.runs import lock, reading, sweep_queue
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.provenance import dataset_digest
-from launch import jobs, sweep
-from launch.jobs import Queue
-from launch.programs import Cell
-from launch.table import Table
+from fedjax_ssl.runs.sweep import Cell, Table
+from fedjax_ssl.runs.sweep_queue import Queue
+from launch import sweep
 from tests import tiny
 from tests.commands import launch, refused, rows
 
@@ -111,8 +109,8 @@ def test_an_error_of_the_system_is_the_failure_of_its_cells_alone(tmp_path, star
             raise OSError(5, "Input/output error", str(path))
         return true_read(path, name)
 
-    true_read = runs.read
-    monkeypatch.setattr(runs, "read", read)
+    true_read = reading.read
+    monkeypatch.setattr(reading, "read", read)
     starting(lambda popen, line, **given: popen(["true"], **given))
     (tmp_path / "out" / "epochs=1.log").mkdir(parents=True)
     done = launch(*DIGITS, "--set=client.epochs=1,2,3", cwd=tmp_path, program=sweep)
@@ -158,10 +156,10 @@ def test_programs_are_dealt_to_the_gpus_that_are_visible(tmp_path, starting, mon
 )  # fmt: skip
 def test_without_a_gpu_each_core_that_has_memory_runs_a_program(monkeypatch, free, plugins, platforms, expected):
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    monkeypatch.setattr(jobs, "free_bytes", lambda: free)
-    monkeypatch.setattr(jobs, "cores", lambda: 3)
+    monkeypatch.setattr(sweep_queue, "free_bytes", lambda: free)
+    monkeypatch.setattr(sweep_queue, "cores", lambda: 3)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in plugins else None)
-    assert jobs._cpu_jobs() == expected
+    assert sweep_queue._cpu_jobs() == expected
 
 
 def test_rows_and_columns_that_are_named_run_alone(tmp_path, starting):

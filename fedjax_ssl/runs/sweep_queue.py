@@ -17,39 +17,39 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tqdm
 
 from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.expansion import CLIENT_FILES, flattened, identity, runs_of
 from fedjax_ssl.files import plain
 from fedjax_ssl.host_memory import free_bytes
-from fedjax_ssl.options import plural
-from fedjax_ssl.report import cells, runs
-from fedjax_ssl.report.tables import spread
-from fedjax_ssl.runs import changes, provenance
+from fedjax_ssl.options import as_text, plural
+from fedjax_ssl.runs import changes, provenance, reading
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.provenance import cores, dataset_digest
 from fedjax_ssl.runs.run import RUN
-
-from . import command
-from .programs import Cell, Program, programs
+from fedjax_ssl.runs.sweep import Cell
+from fedjax_ssl.runs.sweep_programs import Program, programs
 
 JOB_BYTES = 2_000_000_000  # of memory for a job on a CPU; most need less
-ROOT = pathlib.Path(__file__).resolve().parent.parent if __package__ == "launch" else None  # a checkout's
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+ROOT = None if (_PACKAGE / "launch").exists() else _PACKAGE.parent  # a checkout's, where `launch` stands beside the package
+RUN_PROGRAM = "launch.run" if ROOT else "fedjax_ssl.launch.run"
 
 
 class Done(NamedTuple):
-    """What a cell has come to: the results of its runs, why one of them has none, and whether all have ended or stopped."""
+    """What a cell has come to: its runs, why one of them has no result, and whether all have ended or stopped."""
 
     cell: Cell
-    results: list[dict[str, Any]]
+    runs: list[reading.Run]
     error: str
     has_ended: bool
 
     @property
     def is_stopped(self) -> bool:
         """Whether its runs have gone as far as was asked for, and some have rounds left."""
-        return self.has_ended and bool(self.error) and not any(one.get("diverged") for one in self.results)
+        return self.has_ended and bool(self.error) and not any(run.reason for run in self.runs)
 
     def __str__(self) -> str:
         """Mean and standard deviation over seeds of the last round's accuracy, in percent; or why there are none, in a word."""
@@ -57,7 +57,8 @@ class Done(NamedTuple):
             return "stopped"
         if self.error:
             return "diverged" if self.has_ended else "failed"
-        return str(spread([100 * one["accuracy"] for one in self.results], 1))
+        accuracies = np.array([100 * run.summary["eval/accuracy"] for run in self.runs])
+        return f"{accuracies.mean():.1f}" + (f" ± {accuracies.std(ddof=1):.1f}" if len(accuracies) > 1 else "")
 
 
 class Queue:
@@ -89,7 +90,7 @@ class Queue:
         """Moves runs that a killed sweep left in programs' folders to their cells; OwnedError where one still goes on."""
         for path in self.folder.glob("shared@*/*/config.json"):
             try:
-                there = runs.read(path.parent, "").config
+                there = reading.read(path.parent, "").config
             except ValueError:  # it is damaged
                 continue
             owns = (self.folder / cell.name / f"{there['seed']}" for cell in self.cells if _is_of(cell, there["seed"], there))
@@ -161,11 +162,11 @@ class Queue:
 
     def done(self, cell: Cell, error: str = "") -> Done:
         """What a cell's folder holds; `error` is why it has not ended."""
-        found: list[runs.Run] = []
+        found: list[reading.Run] = []
         problems: list[str] = []
         for seed in range(cell.settings.seed, cell.settings.seed + self.seeds):
             try:
-                run = runs.read(self.folder / cell.name / f"{seed}", cell.name)
+                run = reading.read(self.folder / cell.name / f"{seed}", cell.name)
             except ValueError:  # there is none, or its config is damaged: `launch.run` says so
                 continue
             except OSError as unreadable:
@@ -178,11 +179,11 @@ class Queue:
                 found.append(run)
             else:
                 problems += [f"seed {seed}: {line}" for line in run.problems]
-        results = cells.results_of(found)
         if len(found) < self.seeds:
-            return Done(cell, results, error or "; ".join(problems) or "no result", has_ended=False)
-        wrong = (f"seed {one['seed']}: {one['error']}" for one in results if "error" in one)
-        return Done(cell, results, "; ".join(wrong), has_ended=True)
+            return Done(cell, found, error or "; ".join(problems) or "no result", has_ended=False)
+        errors = zip(found, reading.errors(found), strict=True)
+        wrong = (f"seed {run.config['seed']}: {why}" for run, why in errors if why)
+        return Done(cell, found, "; ".join(wrong), has_ended=True)
 
     def _dataset(self, cell: Cell) -> str:
         """The digest of the user's own data that a cell's runs read; empty where it has none, or they cannot be read."""
@@ -190,7 +191,7 @@ class Queue:
         key = repr((data.name, data.path, data.renumber_labels, data.resplit))
         if data.path and key not in self._datasets:
             self._datasets[key] = ""
-            with contextlib.suppress(*command.WRONG_INPUT):
+            with contextlib.suppress(ValueError, OSError):
                 found = build.load_dataset(cell.settings)
                 self._datasets[key] = dataset_digest(found, found.train_images.shape[1:])
         return self._datasets.get(key, "")
@@ -201,7 +202,7 @@ class Queue:
         try:
             with self._together(program):
                 error, is_refused = self._outcome(program, slot)
-        except command.WRONG_INPUT as wrong:  # such as a full disk; the other programs go on
+        except (ValueError, OSError) as wrong:  # such as a full disk; the other programs go on
             error, is_refused = str(wrong), False
         finally:
             self._slots.append(slot)
@@ -228,7 +229,7 @@ class Queue:
     def _outcome(self, program: Program, slot: int) -> tuple[str, bool]:
         """Runs a program, or, where that is refused, the seeds of its cell one after another; as `_in_turn`."""
         settings, workdir = program.settings(self.seeds), self.folder / program.name
-        words = [f"--config.{key}={command.as_text(getattr(settings, key))}" for key in ("vary", "values") if settings.vary]
+        words = [f"--config.{key}={as_text(getattr(settings, key))}" for key in ("vary", "values") if settings.vary]
         words += [f"--config.seeds={self.seeds}"] if self.seeds > 1 else []
         seeds = range(settings.seed, settings.seed + self.seeds)
         alone = [[f"--config.seed={seed}", f"--workdir={workdir / f'{seed}'}"] for seed in seeds]
@@ -243,10 +244,10 @@ class Queue:
         Each has further words. Returns (why the first that failed did, or "", whether one was refused).
         """
         cell, log, error, is_refused = program.cells[0], self.folder / f"{program.name}.log", "", False
-        overrides = [f"--config.{key}={command.as_text(value)}" for key, value in cell.overrides.items()]
+        overrides = [f"--config.{key}={as_text(value)}" for key, value in cell.overrides.items()]
         for words in commands:
             of_key = {word.partition("=")[0]: word for word in (*overrides, *self.extra, *words)}  # the last one, once
-            line = [sys.executable, "-m", f"{__package__}.run", f"--config={cell.config}", *of_key.values()]
+            line = [sys.executable, "-m", RUN_PROGRAM, f"--config={cell.config}", *of_key.values()]
             with log.open("ab") as file:
                 file.write(f"$ {shlex.join(line)}\n".encode())
                 file.flush()

@@ -1,4 +1,4 @@
-"""What `launch.evaluate --data` names: the examples of an `.npz` file or a folder, with labels as the model numbers them."""
+"""Other examples than a dataset's own: those of an `.npz` file or a folder, with labels as a model numbers its classes."""
 
 import logging
 import os
@@ -11,7 +11,6 @@ import numpy as np
 from fedjax_ssl.data.sources import checks, folders, npz
 from fedjax_ssl.data.sources.labels import numbered
 from fedjax_ssl.data.sources.values import UNLABELED, understood
-from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.options import plural
 
 _log = logging.getLogger(__name__)
@@ -37,12 +36,15 @@ class Classes(NamedTuple):
     number: int
 
 
-def read(where: str, experiment: Experiment) -> Examples:
-    """The examples in a file or folder; ValueError or FileNotFoundError where there are none, or not of the model's classes."""
-    path, model = os.path.expanduser(where), Classes(experiment.classes, experiment.problem.spec.num_classes)
+def read(where: str, model: Classes, channels: int) -> Examples:
+    """The examples in a file or folder, for a model of images with so many channels.
+
+    ValueError or FileNotFoundError where there are none, or not of the model's classes.
+    """
+    path = os.path.expanduser(where)
     if os.path.isdir(path):
         part, names, files = folders.test_part(path)
-        is_gray = part.images.shape[-1] == 1 and experiment.stored_shape[-1] == 3  # of files, for a model of colored ones
+        is_gray = part.images.shape[-1] == 1 and channels == 3  # of files, for a model of colored ones
         images = np.repeat(part.images, 3, axis=-1) if is_gray else part.images
         return Examples(images, labels_of(where, part.labels, len(images), names, model), files)
     arrays, there = npz.read(path, [key for pair in KEYS for key in pair] + [npz.CLASSES])

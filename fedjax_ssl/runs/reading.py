@@ -4,7 +4,7 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -66,6 +66,25 @@ class Run(NamedTuple):
         if self.reason:
             return f"diverged in round {self.rounds_done + 1}"
         return "finished" if self.is_finished else f"unfinished: round {self.rounds_done} of {self.config['rounds']}"
+
+    @property
+    def error(self) -> str:
+        """Why the run has no result; empty: it has one."""
+        if self.reason or (self.is_finished and self.summary):
+            return self.reason
+        lacking = [*([] if self.is_finished else [self.state]), *self.problems]
+        return "; ".join(lacking) or f"{SUMMARY} is missing"
+
+
+def errors(runs: Sequence[Run]) -> list[str]:
+    """Why each of the runs that differ in their seeds alone has no result; one on other data than the first has none, too.
+
+    No mean is over two datasets.
+    """
+    first = next((run for run in runs if run.dataset), None)
+    others = [first is not None and run.dataset not in ("", first.dataset) for run in runs]
+    other = f"its data are others than those of seed {first.config['seed']}" if first else ""
+    return [run.error or other * is_other for run, is_other in zip(runs, others, strict=True)]
 
 
 class Found(NamedTuple):

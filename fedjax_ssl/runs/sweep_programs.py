@@ -2,32 +2,11 @@
 
 import functools
 import operator
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.expansion import flattened, runs_of
-
-
-class Cell(NamedTuple):
-    """One entry of a sweep's table: a config with overrides, over all seeds, and the settings that they make."""
-
-    row: str
-    column: str
-    config: str
-    overrides: dict[str, Any]
-    paper: str = ""  # the paper's accuracy in %, as it is printed
-    settings: Any = None
-
-    @property
-    def label(self) -> str:
-        """Its place in the table, in words."""
-        return " ".join(filter(None, (self.row, self.column))) or "run"
-
-    @property
-    def name(self) -> str:
-        """Its folder's name."""
-        return re.sub(r"[^\w.=+-]+", "-", "-".join(filter(None, (self.row, self.column)))).strip("-") or "run"
+from fedjax_ssl.runs.sweep import Cell
 
 
 class Program(NamedTuple):

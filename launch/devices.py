@@ -1,0 +1,89 @@
+"""What JAX is told before a command computes: how many devices there are, and where compiled programs are kept."""
+
+import contextlib
+import logging
+import os
+import pathlib
+import re
+import warnings
+from typing import Any
+
+MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
+"""XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
+MAY_WAIT_BELOW = (0, 13)
+"""The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
+_log = logging.getLogger("fedjax_ssl")
+
+
+def use_all_cores() -> None:
+    """Makes a JAX device of each CPU core, unless XLA_FLAGS or JAX_NUM_CPU_DEVICES says how many; before JAX is used."""
+    import jax
+
+    from fedjax_ssl.runs.provenance import cores
+
+    flags = os.environ.get("XLA_FLAGS", "")
+    # Devices add up what their clients return. One that waits there for longer than a minute, as clients have more or less to
+    # train, would end the process: XLA takes it to be stuck.
+    waiting = [f for f in MAY_WAIT if f not in flags] if jax.__version_info__ < MAY_WAIT_BELOW else []
+    os.environ["XLA_FLAGS"] = " ".join([flags, *(f"--{flag}={24 * 3600}" for flag in waiting)]).strip()
+
+    if "JAX_NUM_CPU_DEVICES" not in os.environ and "xla_force_host_platform_device_count" not in flags:
+        jax.config.update("jax_num_cpu_devices", cores())
+
+
+def check_flags() -> None:
+    """Raises ValueError for a number of devices that cannot be; XLA itself names a flag that it does not know."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    counts = [
+        ("XLA_FLAGS", found[0], found[1]) for found in re.finditer(r"--xla_force_host_platform_device_count=(\S*)", flags)
+    ]
+    if (text := os.environ.get(name := "JAX_NUM_CPU_DEVICES")) is not None:
+        counts.append((name, text, text))
+    for name, got, number in counts:
+        if not re.fullmatch("0*[1-9][0-9]*", number):
+            raise ValueError(f"{name}: got {got}, accepted: a whole number of devices >= 1")
+
+
+def keep_programs() -> None:
+    """Keeps compiled programs in JAX_COMPILATION_CACHE_DIR, or `~/.cache/fedjax_ssl` where it can be made; empty: nowhere."""
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fedjax_ssl")
+        if not folder.is_absolute():  # a user without a home folder
+            return
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            _log.warning("compiled programs are not cached: %s cannot be written to", folder)
+            return
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    _say_once("persistent compilation cache", f"compiled programs are not cached in {jax.config.jax_compilation_cache_dir}")
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def _say_once(about: str, consequence: str) -> None:
+    """From now on only the first of Python's warnings that have `about` in them is shown, in one line."""
+    show, said = warnings.showwarning, set[str]()
+
+    def showing(message: Warning | str, *where: Any, **more: Any) -> None:
+        if about not in str(message):
+            show(message, *where, **more)
+        elif not said:
+            said.add(about)
+            _log.warning("%s: %s", consequence, message)
+
+    warnings.showwarning = showing
+
+
+def find_devices() -> None:
+    """Raises ValueError where JAX finds none of the devices that it is told to use."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # an assertion where the platform's plugin is not installed
+        found = f" ({first})" if (first := str(error).partition("\n")[0]) else ""
+        asked = jax.config.jax_platforms or "any"
+        raise ValueError(f"JAX_PLATFORMS: got {asked}, of which JAX finds no device{found}, accepted: cpu, or unset") from None
