@@ -23,6 +23,7 @@ myst_heading_anchors = 4  # links to a README's headings work as on GitHub
 suppress_warnings = ["myst.header"]  # a part of a README may begin with a heading of the second level
 
 autodoc_member_order = "bysource"
+highlight_language = "none"  # where a README's block names no language
 toc_object_entries = False  # they would be copied into the contents of every page
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100

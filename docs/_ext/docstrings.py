@@ -4,7 +4,6 @@ import inspect
 import re
 from typing import Any
 
-import fedjax_ssl
 import pydantic
 from docutils import nodes
 from flax import linen as nn
@@ -12,7 +11,11 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
-UNION = re.compile(r"\b(?:jax\.)?Array \| (?:numpy\.)?ndarray \| (?:numpy\.)?generic\b")
+import fedjax_ssl
+
+PLACE = r"~?(?:[\w.]+\.)?"  # of a type, as autodoc writes it
+TYPE = re.compile(rf"{PLACE}(\w+)\[{PLACE}Array, ('[^']*')\] \| {PLACE}\1\[{PLACE}ndarray, \2\](?: \| {PLACE}generic)?")
+UNION = re.compile(rf"{PLACE}Array \| {PLACE}ndarray \| {PLACE}generic")
 FLAX_FIELDS = re.compile(r", \*?,? ?parent: .*$")
 
 
@@ -35,7 +38,7 @@ def as_rst(lines: list[str]) -> None:
         elif re.match(r"[A-Z]\w+:\n +", block):  # a section, such as `Attributes:`
             heading, _, entries = block.partition("\n")
             found = re.sub(r"\n\s{4,}", " ", _dedented(entries)).splitlines()
-            done += [f"**{heading}**", *(f"* {_escaped(re.sub(r'^(\w+):', r'`\1`:', entry))}" for entry in found)]
+            done += [f"**{heading}**", *("* " + _escaped(re.sub(r"^(\w+):", r"`\1`:", entry)) for entry in found)]
         elif block.startswith(" ") or _is_equations(block):
             done.append("::\n\n" + "\n".join(f"    {line}" for line in _dedented(block).splitlines()))
         else:
@@ -63,7 +66,9 @@ def shorter(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature
     """Signatures without what flax and pydantic add, whose fields have pages of their own, and with short types of arrays."""
     if inspect.isclass(obj) and issubclass(obj, pydantic.BaseModel):
         return "", None
-    short = [UNION.sub("Array", text) if text else text for text in (signature, result)]
+    if "<factory>" in (signature or ""):  # a dataclass that other functions make
+        return "", None
+    short = [UNION.sub("Array", TYPE.sub(r"\1[Array, \2]", text)) if text else text for text in (signature, result)]
     if inspect.isclass(obj) and issubclass(obj, nn.Module) and short[0]:
         short[0] = FLAX_FIELDS.sub(")", short[0])
     return tuple(short)

@@ -2,7 +2,7 @@
 
 A link between READMEs becomes a link to the page, or the part of a page, that shows the target. A link to a module becomes one
 to its documentation, and a link to any other file a download. Pages for `benchmarks/*.md` are written here, so that a new topic
-needs no new file in `docs`.
+needs no new file in `docs`, and so is the notebook, as Sphinx reads nothing outside of `docs`.
 """
 
 import os
@@ -16,6 +16,7 @@ ROOT = DOCS.parent
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n((?::.*\n)*)```", re.MULTILINE)
 LINK = re.compile(r"(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
+NOTEBOOK = ROOT / "launch" / "tour.ipynb"
 TEMPLATE = "report.md"  # from which those of benchmarks are written
 
 _pages: dict[tuple[pathlib.Path, str], str] = {}
@@ -24,22 +25,21 @@ _pages: dict[tuple[pathlib.Path, str], str] = {}
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Registers what is done before pages are read, and to each README."""
-    app.connect("config-inited", lambda app, config: write_topics())
+    app.connect("config-inited", lambda app, config: write_pages())
     app.connect("builder-inited", lambda app: find_pages())
     app.connect("include-read", adapt)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def write_topics() -> None:
-    """Writes `results/<topic>.md` for each `benchmarks/<topic>.md`, and removes those whose topic is gone."""
-    folder = DOCS / "results"
+def write_pages() -> None:
+    """Writes the notebook, and `results/<topic>.md` for each `benchmarks/<topic>.md`; a page whose topic is gone is removed."""
+    write(DOCS / NOTEBOOK.name, NOTEBOOK.read_text())
     wanted = {path.name for path in (ROOT / "benchmarks").glob("*.md") if path.name != TEMPLATE}
-    folder.mkdir(exist_ok=True)
-    for path in folder.glob("*.md"):
+    for path in DOCS.glob("results/*.md"):
         if path.name not in wanted:
             path.unlink()
     for name in wanted:
-        write(folder / name, f"```{{include}} ../../benchmarks/{name}\n```\n")
+        write(DOCS / "results" / name, f"```{{include}} ../../benchmarks/{name}\n```\n")
 
 
 def write(path: pathlib.Path, text: str) -> None:
@@ -52,6 +52,7 @@ def write(path: pathlib.Path, text: str) -> None:
 def find_pages() -> None:
     """Notes which page shows which headings of which README."""
     _pages.clear()
+    _pages[NOTEBOOK, ""] = NOTEBOOK.name
     for page in sorted(DOCS.rglob("*.md")):
         docname = page.relative_to(DOCS).with_suffix("").as_posix()
         for target, given in INCLUDE.findall(page.read_text()):
@@ -62,8 +63,15 @@ def find_pages() -> None:
             if (path, "") not in _pages or any(level == "#" for level, _ in headings):
                 _pages[path, ""] = f"{docname}.md"
             _pages.update({(path, anchor(title)): f"{docname}.md#{anchor(title)}" for _, title in headings})
-            if (after := options.get("start-after", "")).startswith("#"):  # its heading is the page's own
+            # The heading that a page leaves out is the page's own.
+            if (after := options.get("start-after", "")).startswith("#"):
                 _pages[path, anchor(after.lstrip("#"))] = f"{docname}.md"
+
+
+def methods() -> dict[str, str]:
+    """The page of each method: the one that shows its options."""
+    found = ((page, re.search(r"^```\{options\} (.*)$", page.read_text(), re.MULTILINE)) for page in DOCS.glob("methods/*.md"))
+    return {name: f"methods/{page.name}" for page, names in found if names for name in names[1].split()}
 
 
 def _part(text: str, after: str | None, before: str | None) -> str:
@@ -88,7 +96,15 @@ def adapt(app: Sphinx, relative_path: pathlib.Path, parent: str, content: list[s
     """Rewrites the links of a README that is about to be included."""
     path = (DOCS / relative_path).resolve()
     parts = FENCE.split(marked(content[0]))
-    content[0] = "".join(part if part.lstrip().startswith("```") else LINK.sub(lambda link: _adapted(path, link), part) for part in parts)
+    parts = [part if part.lstrip().startswith("```") else LINK.sub(lambda link: _adapted(path, link), part) for part in parts]
+    content[0] = "".join(parts)
+    if path == ROOT / "README.md":  # its table of methods leads to their pages
+        pages = methods()
+
+        def linked(name: re.Match[str]) -> str:
+            return f"[{name[0]}](/{pages[name[1]]})" if name[1] in pages else name[0]
+
+        content[0] = re.sub(r"^\| `.*?\|", lambda cell: re.sub(r"`(\w+)`", linked, cell[0]), content[0], flags=re.MULTILINE)
 
 
 def _adapted(readme: pathlib.Path, link: re.Match[str]) -> str:
@@ -102,8 +118,6 @@ def _adapted(readme: pathlib.Path, link: re.Match[str]) -> str:
     if (path, "") in _pages:
         page = _pages.get((path, heading)) or f"{_pages[path, '']}#{heading}"  # Sphinx warns where the heading is not there
         return f"[{text}](/{page})"
-    if path.suffix == ".ipynb":
-        return f"{{doc}}`{text} </{path.stem}>`"
     place = os.path.relpath(path, ROOT)
     if path.suffix == ".py" and place.startswith("fedjax_ssl/"):
         module = ".".join(pathlib.Path(place).with_suffix("").parts)

@@ -58,7 +58,7 @@ class OptionsOf(SphinxDirective):
 
     def entry(self, key: str, field: Any, default: Any, whose: str) -> list[str]:
         """One option."""
-        value = ", ".join(map(str, default)) if isinstance(default, tuple) else str(default).lower() if isinstance(default, bool) else default
+        value = str(default).lower() if isinstance(default, bool) else default
         marks = [mark for mark in field.metadata if isinstance(mark, options.ReadWhere)]
         needs = " or ".join(" and ".join(asked.words.format(one) for one, asked in mark.conditions.items()) for mark in marks)
         about = f"{whose}{escaped(field.description or '')} Accepts {escaped(options.accepted(field))}."
@@ -70,7 +70,7 @@ class Accuracies(SphinxDirective):
 
     required_arguments = 1
     final_argument_whitespace = True
-    option_spec: ClassVar = {"rows": directives.unchanged_required, "columns": directives.unchanged, "about": directives.unchanged}
+    option_spec: ClassVar = {"rows": directives.unchanged_required, "columns": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """A table, with a line that says what it is from."""
@@ -91,11 +91,13 @@ class Accuracies(SphinxDirective):
         if missing := [row for row, values in cells.items() if not values] + [one for one in wanted if one not in found]:
             raise self.error(f"{self.arguments[0]}: no {', '.join(missing)}")
         columns = wanted or found
-        lines = [f"| accuracy, % | {' | '.join(escaped(one) or 'last round' for one in columns)} |", "|---" * (len(columns) + 1) + "|"]
-        lines += [f"| {escaped(row)} | {' | '.join(cells[row].get(one, '–') for one in columns)} |" for row in rows]
+        heads = [escaped(one) or "last round" for one in columns]
+        lines = [f"| accuracy, % | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+        lines += [f"| {escaped(row)} | {' | '.join(cells[row].get(one, '') for one in columns)} |" for row in rows]
         number = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds))
-        about = f"{self.options.get('about', '')} Mean ± standard deviation over {number} seeds, last round; [the paper's]." if max(seeds) > 1 else self.options.get("about", "")
-        return self.parse_text_to_nodes("\n".join([*lines, "", about.strip()]))
+        note = f"Mean ± standard deviation over {number} seeds, last round." if max(seeds) > 1 else "One seed, last round."
+        with_paper = any("[" in cell for values in cells.values() for cell in values.values())
+        return self.parse_text_to_nodes("\n".join([*lines, "", f"{note}{' In brackets: the paper.' if with_paper else ''}"]))
 
 
 def _cell(result: dict[str, Any]) -> str:

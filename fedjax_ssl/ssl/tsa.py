@@ -13,6 +13,9 @@ def threshold(schedule: str, progress: Number, num_classes: int) -> Scalar:
 
     eta_t = a_t (1 - 1/C) + 1/C
     a_t   = t/T (linear), exp(5 (t/T - 1)) (exp), 1 - exp(-5 t/T) (log)
+
+    >>> [float(threshold("linear", progress, num_classes=2)) for progress in (0.0, 0.5, 1.0)]
+    [0.5, 0.75, 1.0]
     """
     progress = jnp.asarray(progress, jnp.float32)
     a = {
