@@ -22,6 +22,7 @@ myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 4  # links to a README's headings work as on GitHub
 suppress_warnings = ["myst.header"]  # a part of a README may begin with a heading of the second level
 
+add_module_names = False
 autodoc_member_order = "bysource"
 highlight_language = "none"  # where a README's block names no language
 toc_object_entries = False  # they would be copied into the contents of every page

@@ -1,5 +1,6 @@
 """Docstrings and signatures for autodoc: the package's docstrings are plain text, in which equations are indented."""
 
+import dataclasses
 import inspect
 import re
 from typing import Any
@@ -16,7 +17,7 @@ import fedjax_ssl
 PLACE = r"~?(?:[\w.]+\.)?"  # of a type, as autodoc writes it
 TYPE = re.compile(rf"{PLACE}(\w+)\[{PLACE}Array, ('[^']*')\] \| {PLACE}\1\[{PLACE}ndarray, \2\](?: \| {PLACE}generic)?")
 UNION = re.compile(rf"{PLACE}Array \| {PLACE}ndarray \| {PLACE}generic")
-FLAX_FIELDS = re.compile(r", \*?,? ?parent: .*$")
+BROUGHT = ("model_config", "model_fields", "parent", "scope", "name", "conv")  # by pydantic, flax and the registry of networks
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
@@ -68,16 +69,18 @@ def shorter(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature
         return "", None
     if "<factory>" in (signature or ""):  # a dataclass that other functions make
         return "", None
+    if inspect.isclass(obj) and issubclass(obj, nn.Module):
+        own = [field for field in dataclasses.fields(obj) if field.name not in BROUGHT]
+        shown = (field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default!r}" for field in own)
+        return f"({', '.join(shown)})", None
     short = [UNION.sub("Array", TYPE.sub(r"\1[Array, \2]", text)) if text else text for text in (signature, result)]
-    if inspect.isclass(obj) and issubclass(obj, nn.Module) and short[0]:
-        short[0] = FLAX_FIELDS.sub(")", short[0])
     return tuple(short)
 
 
 def skipped(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
     """Leaves out the fields of a NamedTuple, which its signature shows, and what flax and pydantic bring."""
     is_field = type(obj).__name__ == "_tuplegetter"
-    return True if is_field or name in ("model_config", "model_fields", "parent", "scope", "name") else None
+    return True if is_field or name in BROUGHT else None
 
 
 def public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Node) -> nodes.Node | None:
