@@ -2,6 +2,7 @@
 
 `{options} NAME ...`: the options of methods, each with its default, what it accepts and its meaning.
 `{accuracies} FILE ...`: accuracies of benchmarks/results/FILE.json, of the rows and columns in its options.
+`{curves} SWEEP`: the figures benchmarks/results/curves_SWEEP_*.svg, after a sentence about them; nothing where there are none.
 """
 
 import inspect
@@ -28,6 +29,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Registers the directives."""
     app.add_directive("options", OptionsOf)
     app.add_directive("accuracies", Accuracies)
+    app.add_directive("curves", Curves)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -107,3 +109,22 @@ def _cell(result: dict[str, Any]) -> str:
     spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
     paper = rf" \[{result['paper']}\]" if result.get("paper") else ""
     return mean + spread + paper
+
+
+class Curves(SphinxDirective):
+    """The figures of a sweep, whose curves are accuracies and pseudo-labels by round."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """The sentence, and the figures."""
+        figures = sorted(RESULTS.glob(f"curves_{self.arguments[0]}_*.svg"))
+        if not figures:
+            return []
+        lines = [" ".join(self.content)]
+        for path in figures:
+            split = path.stem.removeprefix(f"curves_{self.arguments[0]}_").partition("_")[2].replace("_", " ")
+            split = split.replace("Dir 3", "Dirichlet .3").replace("DIR DIR", "(DIR, DIR)")
+            lines += [f"![{split}: accuracy and pseudo-labels by round](/../benchmarks/results/{path.name})", f"*{split}*"]
+        return self.parse_text_to_nodes("\n\n".join(lines))
