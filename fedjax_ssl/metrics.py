@@ -81,7 +81,11 @@ def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] 
 
 
 def whole(number: int) -> Sum:
-    """A whole number from 0 on, below 2^60, as a Sum."""
+    """A whole number from 0 on, below 2^60, as a Sum.
+
+    >>> int(whole(2**40).plus(whole(1)))
+    1099511627777
+    """
     return Sum(*map(jnp.int32, (number % 2**BASE_BITS, number // 2**BASE_BITS)))
 
 

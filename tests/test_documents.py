@@ -5,8 +5,11 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import tomllib
 
 import pytest
+
+from fedjax_ssl import methods
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"), *ROOT.glob(".github/*.md")])
@@ -31,3 +34,15 @@ def test_examples_in_docstrings_do_what_they_show(path):
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_each_method_has_a_page_of_the_site():
+    pages = "\n".join(path.read_text() for path in ROOT.glob("docs/methods/*.md"))
+    shown = re.findall(r"^```\{options\} (.*)$", pages, re.MULTILINE)
+    assert sorted(" ".join(shown).split()) == sorted(methods.BUILT_IN)
+
+
+def test_a_citation_names_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{version}}}" in (ROOT / "README.md").read_text()

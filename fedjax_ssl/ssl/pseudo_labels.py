@@ -17,7 +17,12 @@ class PseudoLabels(NamedTuple):
 
 
 def harden(probs: Float[Array, "n C"]) -> PseudoLabels:
-    """Hard pseudo-labels of softmax outputs; the lowest class wins a tie."""
+    """Hard pseudo-labels of softmax outputs; the lowest class wins a tie.
+
+    >>> label, confidence = harden(jnp.array([[0.25, 0.75], [0.5, 0.5]]))
+    >>> label.tolist(), confidence.tolist()
+    ([1, 0], [0.75, 0.5])
+    """
     return PseudoLabels(jnp.argmax(probs, axis=-1).astype(jnp.int32), jnp.max(probs, axis=-1))
 
 

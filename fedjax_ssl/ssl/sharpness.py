@@ -18,7 +18,11 @@ def _per_norm(rho: float, norm: Scalar) -> Scalar:
 
 
 def sam_perturbation(grad: Params, rho: float) -> Params:
-    """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12)."""
+    """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12).
+
+    >>> print(sam_perturbation({"w": jnp.array([3.0, 4.0])}, rho=0.5)["w"])
+    [0.3 0.4]
+    """
     scale = _per_norm(rho, optax.tree.norm(grad))
     return jax.lax.stop_gradient(jax.tree.map(lambda g: scale * g, grad))
 
