@@ -20,27 +20,11 @@ def cross_entropy(logits: Logits, labels: Labels) -> PerExample:
 
 
 def kl_divergence(target_logits: Logits, logits: Logits) -> PerExample:
-<<<<<<< HEAD
-    """KL(softmax(target) || softmax(logits)), in nats; no gradient reaches the target ((FL)^2, Eq. 13; FedSiam, Eq. 5)."""
-=======
     """KL(softmax(target) || softmax(logits)), in nats; no gradient reaches the target ((FL)^2, Eq. 13; FedSiam, Eq. 5).
 
     >>> print(kl_divergence(jnp.array([[0.0, 0.0], [30.0, 0.0]]), jnp.zeros((2, 2))).round(3))
     [0.    0.693]
     """
-    target, output = _log_probs(target_logits, logits)
-    return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
-
-
-def reverse_kl(target_logits: Logits, logits: Logits) -> PerExample:
-    """KL(softmax(logits) || softmax(target_logits)), in nats; no gradient reaches the target (FedLabel, Eq. 6 as printed)."""
-    target, output = _log_probs(target_logits, logits)
-    return jnp.sum(jnp.exp(output) * (output - target), axis=-1)
-
-
-def _log_probs(target_logits: Logits, logits: Logits) -> tuple[Float32[Array, "B C"], Float32[Array, "B C"]]:
-    """The log-softmax of both, the target's without gradient."""
->>>>>>> part-docs
     chex.assert_equal_shape([target_logits, logits])
     target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
     output = jax.nn.log_softmax(logits.astype(jnp.float32))
