@@ -22,13 +22,19 @@ def test_a_committed_page_is_what_the_command_writes_and_has_as_many_cells_in_ea
         assert len({row.count("|") for row in table}) == 1, table
 
 
-def test_the_pages_stay_within_their_sizes_and_link_to_what_is_there():
+def headings(page):
+    """The names by which links go to a page's headings."""
+    found = re.findall(r"^#+ (.*)$", PAGES[page], flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_the_pages_stay_within_their_sizes_and_the_readme_links_to_each():
     sizes = {name: len(text.encode()) for name, text in PAGES.items()}
     assert sizes["README.md"] <= 10_000, "the README has findings and the papers' tables; all else belongs on a page"
     assert sum(sizes.values()) - sizes["README.md"] <= 60_000, "merge tables, or drop what nobody would act on"
     for name, text in PAGES.items():
-        for target in re.findall(r"\]\(([^)#]+)", text):
-            assert target.startswith("https://") or (report.PAGES / target).is_file(), (name, target)
+        for page, heading in re.findall(r"\]\((\w+\.md)#([^)]+)\)", text):
+            assert heading in headings(page), (name, heading)
         assert name == "README.md" or f"]({name}" in PAGES["README.md"], name
 
 
