@@ -57,7 +57,7 @@ LAYOUTS = {
 }
 LEAST, SECONDS, WARM_UP = 6, 5.0, 2  # rounds at least, seconds of the first layout's at least
 EVALUATED = 1_000  # test images, where evaluations are timed
-HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first", "of the ceiling", "MB")
+HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first (quartiles)", "of the ceiling", "MB")
 SORTED = ("of", "workload", "cohort")
 
 

@@ -13,13 +13,12 @@ from fedjax_ssl import methods
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"), *ROOT.glob(".github/*.md")])
-MEASURED_ONCE = ROOT / "benchmarks" / "README.md"  # it has the commands of older commits, too
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_and_links_are_there(document):
     text = document.read_text()
-    modules = set(re.findall(r"python -m ((?:launch|benchmarks|tests)\.\w+)", text)) if document != MEASURED_ONCE else set()
+    modules = set(re.findall(r"python -m ((?:launch|benchmarks|tests)\.\w+)", text))
     links = {link.partition("#")[0] for link in re.findall(r"\]\(((?!http)[^)\s#]+[^)\s]*)\)", text)}
     missing = [name for name in modules if name != "launch.NAME" and importlib.util.find_spec(name) is None]
     assert missing + [link for link in links if not (document.parent / link).exists()] == []

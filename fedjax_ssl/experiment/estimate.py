@@ -29,7 +29,7 @@ from fedjax_ssl.simulation.round import RunState, run_client, run_round
 from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs, cpu
 
 SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
-"""Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/README.md)."""
+"""Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/speed.md)."""
 SLOW = 3e10  # floating-point operations a second, fewer than any machine of today does
 WORTH_S = 600.0  # a run that takes less on a slow machine needs no estimate
 
