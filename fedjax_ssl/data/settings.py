@@ -22,62 +22,100 @@ class DataSettings(Model):
     all examples, or apart, as a labeled set with a partition of its own.
     """
 
-    name: str = Field(default="cifar10", description="A name of `launch.explain datasets`, or another of TFDS.")
+    name: str = Field(
+        default="cifar10", description="Name of the dataset: one that `launch.explain datasets` lists, or any other of TFDS."
+    )
     data_dir: str = Field(
         default="",
-        description="The folder of datasets, as TFDS prepared them or in original files; empty: FEDJAX_SSL_DATA, else "
-        "~/.cache/fedjax_ssl/data and TFDS's own.",
+        description="Folder of the datasets, prepared by TFDS or as original files; empty: FEDJAX_SSL_DATA, else "
+        "~/.cache/fedjax_ssl/data and TFDS's own folder.",
     )
-    download: bool = Field(default=True, description="Whether a dataset that is not there is fetched, once, from its authors.")
-    path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
-    resplit: Numbers = Field(default=(), description="Shares of train, validation and test in a new split; empty: as stored.")
-    renumber_labels: bool = Field(default=False, description="Number labels of any integers or text 0..C-1 (own images).")
-    num_clients: Clients = Field(default=100, description="K, the clients.")
-    labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
+    download: bool = Field(
+        default=True, description="Whether a dataset that is missing is downloaded once from where its authors publish it."
+    )
+    path: str = Field(
+        default="", description="File or folder with your own data, for the datasets `npz`, `image_folder` and `text_features`."
+    )
+    resplit: Numbers = Field(
+        default=(),
+        description="Shares of training, validation and test examples when all are split anew; empty: the stored split.",
+    )
+    renumber_labels: bool = Field(
+        default=False, description="Whether the labels of your own images, integers or text, are numbered 0..C-1."
+    )
+    num_clients: Clients = Field(default=100, description="Number K of clients.")
+    labels_at: Literal["server", "clients"] = Field(
+        default="server", description="Who has the labels: the server or the clients."
+    )
     num_labels: Annotated[Positive, ReadWhere(labeled_fraction=UNSET)] = Field(
-        default=40, description="Labeled examples in all; not used with `labeled_fraction`."
+        default=40, description="Number of labeled examples in all; not used with `labeled_fraction`."
     )
-    labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
+    labeled_fraction: Numbers = Field(
+        default=(),
+        description="Share of examples that are labeled, of all or of each client's: one number, or K, one per client.",
+    )
     label_selection: Literal["balanced", "random", "stratified"] = Field(
-        default="balanced", description="As many of each class, random, or the same share of each class, also within a client."
+        default="balanced",
+        description="How labeled examples are chosen: equally many of each class, at random, or the same share of each "
+        "class (within a client, too).",
     )
     exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET})] = Field(
-        default=True, description="Whether the clients' unlabeled data contain no labeled example."
+        default=True, description="Whether labeled examples are left out of the clients' unlabeled data."
     )
     labels_first: Annotated[bool, ReadWhere({"run.draws_labels_apart": SET}, exclude_labeled=SET)] = Field(
-        default=True, description="Remove labeled examples before the partition, or (FedCon) after."
+        default=True,
+        description="Whether labeled examples are removed before the others are partitioned, or after it (FedCon).",
     )
     reveal_labels: Annotated[bool, ReadWhere({"run.has_clients": SET})] = Field(
-        default=False, description="Give clients the true labels after the split (-SL references)."
+        default=False,
+        description="Whether clients get the true labels of all their examples after the split: the fully supervised "
+        "references (-SL).",
     )
-    partition: Scheme = Field(default="iid", description="How examples are spread over clients.")
-    labeled_partition: OtherScheme = Field(default="", description="How the labeled set is spread; empty: as `partition`.")
-    unlabeled_partition: OtherScheme = Field(default="", description="How other examples are spread; empty: as `partition`.")
+    partition: Scheme = Field(default="iid", description="Rule by which examples are distributed over the clients.")
+    labeled_partition: OtherScheme = Field(
+        default="", description="Rule by which labeled examples are distributed; empty: as `partition`."
+    )
+    unlabeled_partition: OtherScheme = Field(
+        default="", description="Rule by which unlabeled examples are distributed; empty: as `partition`."
+    )
     alpha: Annotated[Rate, ReadWhere({"run.partition_reads_alpha": SET})] = Field(
-        default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed."
+        default=0.3,
+        description="Concentration of the Dirichlet distribution in `dirichlet` and `dirichlet_classes`; the smaller, the"
+        " more skewed.",
     )
     min_size: Annotated[Count, ReadWhere({"run.partition_reads_min_size": SET})] = Field(
-        default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart."
+        default=10,
+        description="Smallest number of examples of a client in `dirichlet`, counted apart for labeled and unlabeled ones.",
     )
     shards_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_shards_per_client": SET})] = Field(
-        default=2, description="Shards of a client, for `shards`."
+        default=2, description="Number of shards that each client gets in the partition `shards`."
     )
     classes_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_classes_per_client": SET})] = Field(
-        default=2, description="Classes of a client, for `class_shards` and `random_classes`."
+        default=2, description="Number of classes of each client in the partitions `class_shards` and `random_classes`."
     )
-    mean: Numbers = Field(default=(), description="Of images in [0, 1], per channel or one; empty: the dataset's own mean.")
-    std: Numbers = Field(default=(), description="Standard deviation, likewise.")
+    mean: Numbers = Field(
+        default=(),
+        description="Mean of pixels scaled to [0, 1] that images are normalized by, one number or one per channel; empty:"
+        " the dataset's own.",
+    )
+    std: Numbers = Field(
+        default=(),
+        description="Standard deviation of pixels that images are normalized by, one number or one per channel; empty: "
+        "the dataset's own.",
+    )
     weak: Annotated[str, Known(WEAK_VIEWS, ("default",)), ReadWhere({"run.has_weak_views": SET})] = Field(
-        default="default", description="The weak view; `default`: the dataset's own."
+        default="default", description="Weak augmentation; `default`: the dataset's own."
     )
     strong: Annotated[str, Known(STRONG_VIEWS, ("default",)), ReadWhere({"run.has_strong_views": SET})] = Field(
-        default="default", description="The strong view; `default`: the dataset's own."
+        default="default", description="Strong augmentation; `default`: the dataset's own."
     )
     labeled: Annotated[str, Known(LABELED_VIEWS, ("default",)), ReadWhere({"run.has_labeled_views": SET})] = Field(
-        default="default", description="The view of labeled examples; `default`: the weak view."
+        default="default", description="Augmentation of labeled examples; `default`: the weak one."
     )
     image_size: Annotated[int, Field(ge=0, le=512)] = Field(
-        default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
+        default=0,
+        description="Side in pixels to which smaller images are padded with zeros; 0: the stored size, or the one that "
+        "the network needs.",
     )
 
     def resolved(self) -> "DataSettings":

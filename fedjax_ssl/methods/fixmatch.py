@@ -28,19 +28,28 @@ from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 class FixMatchOptions(LabeledRepeats):
     """FixMatch's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="The fixed threshold on confidences.")
-    strict: bool = Field(default=True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
+    confidence: Fraction = Field(default=0.95, description="Confidence threshold of pseudo-labels.")
+    strict: bool = Field(
+        default=True, description="Whether a confidence has to be above the threshold ((FL)^2), or may equal it (FixMatch)."
+    )
     pseudo_labels: Literal["global", "local"] = Field(
-        default="global", description="By the `global` model once per round ((FL)^2), or the `local` one per step (Eq. 4)."
+        default="global",
+        description="Who makes pseudo-labels: the `global` model once per round ((FL)^2), or the `local` one in each step"
+        " (Eq. 4).",
     )
     divisor: Literal["accepted", "batch"] = Field(
         default="accepted",
-        description="Divisor of a batch's loss: its `accepted` examples ((FL)^2) or the whole `batch` (Eq. 4).",
+        description="What a batch's unlabeled loss is divided by: the number of its `accepted` examples ((FL)^2), or of "
+        "all (Eq. 4).",
     )
     unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
-    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
+    unlabeled_batch_size: Size = Field(
+        default=0, description="Unlabeled examples of a step (B_u); 0: as many as `client.batch_size`."
+    )
     batches: Annotated[Literal["all", "accepted"], ReadWhere(pseudo_labels=("global",))] = Field(
-        default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
+        default="all",
+        description="Which examples batches are drawn from, with global pseudo-labels: `all` of a client's, or the "
+        "`accepted` ones.",
     )
 
     @pydantic.model_validator(mode="after")

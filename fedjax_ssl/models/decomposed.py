@@ -19,7 +19,7 @@ class Parts(NamedTuple):
 
 
 class Message(NamedTuple):
-    """New values of arrays: what the receiver, who knows an older version, has then, and how many entries are sent."""
+    """A message of changed entries: the values that its receiver has afterwards, and the number of entries that are sent."""
 
     value: PyTree
     entries: Count
@@ -31,7 +31,7 @@ def split(params: PyTree) -> Parts:
 
 
 def add(sigma: PyTree, psi: PyTree) -> PyTree:
-    """Theta = sigma + psi, entry by entry. Its gradient is that for sigma and that for psi as well."""
+    """The parameters theta = sigma + psi. The gradient for theta is the gradient for sigma, and that for psi."""
     return jax.tree.map(jnp.add, sigma, psi)
 
 

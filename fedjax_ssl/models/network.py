@@ -34,7 +34,7 @@ class Network(nn.Module):
         return x.astype(jnp.float32) if features_only else self.classifier(x)
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """What the classifier gets, in the dtype of the activations."""
+        """The inputs of the classifier, in the dtype of the activations."""
         raise NotImplementedError
 
     def classifier(self, x: Features) -> Logits:
@@ -95,10 +95,10 @@ def pure(
     conv: str = "xla",
     dtype: str = "float32",
 ) -> ModelFns:
-    """The functions of a module that is called with (x, train), and with `mask` and `features_only` if it takes them.
+    """The pure functions of a module, which is called with (x, train), and with `mask` and `features_only` if it takes them.
 
     Flax's own layers are made aware of padded examples and of `conv` (see `flax_layers.aware_of`). A Network, and a module that
-    takes `mask` to look after padded examples itself, compute in the dtype of x; of others the parameters are given in `dtype`.
+    takes `mask` to look after padded examples itself, computes in the dtype of x; any other module gets parameters of `dtype`.
 
     With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are those that the
     module's method of that name gives, if it has one.

@@ -103,7 +103,7 @@ def assemble(
 
 
 def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
-    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's."""
+    """What one client returns, from what a Round has for all clients (`shared`) and for this one (`inputs`)."""
     message, images = shared
     return method.client_update(message, inputs.per_client, inputs.state, attach(inputs.rows, images), inputs.key)
 
