@@ -24,8 +24,8 @@ from fedjax_ssl.options import MANY
 class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
-    They are collected over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or
-    over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL). Labeled examples come first: by class where the
+    They are collected over the server's `labeled` data; over these and all data of the next round's `cohort` ((FL)^2, Appendix
+    E); or over these and `all` unlabeled data ((FL)^2's released code, SemiFL). Labeled examples come first: by class where the
     order is `joined` or `class`. Where it is `joined`, labeled and other examples are one sequence, and a batch of the
     unlabeled size may hold both (SemiFL). For `class` the pool comes sorted by class, too.
     """

@@ -75,7 +75,7 @@ class ModelFns(NamedTuple):
     statistics are their mean and unbiased variance, without gradient (`stats` itself if no example is real). Otherwise it
     normalizes by `stats`, and returns them. The key is of the dropout masks in training (None: no dropout).
 
-    `features` is as `apply`, up to the classifier, whose parameters may be left out: the last linear layer, in `mnist_cnn`,
+    `features` gives the inputs of the classifier, whose parameters may be missing: the last linear layer, in `mnist_cnn`,
     `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that FedTriNet
     shares, with their batch norm: the first two convolutions, of residual networks the stem and the first stage, of `mlp` the
     hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.

@@ -60,7 +60,7 @@ def with_passes(
 
     An `allowance` limits what all steps of its trainings (`local.train`) cost, in forward passes as `Passes.as_forward` counts
     them: a training ends before the step that would exceed it. It is a float32 scalar, computed from the result and the passes
-    of another run, in which trainings take no step; the compiler leaves out what the allowance does not read of that run.
+    of the same function with trainings of no step; the compiler leaves out what the allowance does not read of them.
     """
 
     @functools.wraps(function)

@@ -1,9 +1,9 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
-A simulator asks both sources alike. `initialize`, `open` and `close` are traced, as parts of its programs. Outside of them,
-`start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it.
-`tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client
-states.
+Both sources have the same functions. `initialize`, `open` and `close` are traced, as parts of the simulator's programs. The
+others are not: `start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state
+after it. `tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the
+client states.
 """
 
 from collections.abc import Callable, Mapping

@@ -4,8 +4,8 @@ A client that takes part receives the model, trains, and sends its update:
 
     seconds = bytes down / down + (forward + 2 backward passes) / speed + bytes up / up
 
-with the bytes and passes of its metrics, whatever its method is. Time of day in round r is r round_s: rounds begin at regular
-times, however long the simulated ones take, so that a cohort depends on seed and round alone.
+with the bytes and passes of its metrics, whatever its method is. Round r begins at the time r round_s, however
+long the rounds before it took, so that a cohort depends on seed and round alone.
 """
 
 import math
