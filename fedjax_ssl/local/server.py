@@ -180,7 +180,7 @@ def averaging_method(
 def requirements(
     task: Task, server: Server, labels_at: tuple[str, ...] = ("server",), views: tuple[str, ...] = VIEWS
 ) -> Requires:
-    """What a method reads whose server trains and collects statistics as its settings say."""
+    """The Requires of a method whose server trains and collects batch-norm statistics as its settings say."""
     norm_data = server.static_norm.data if task.norm == "static" and server.static_norm is not None else ""
     return Requires(
         labels_at=labels_at,

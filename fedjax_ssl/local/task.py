@@ -89,10 +89,10 @@ class Task(NamedTuple):
         *,
         fixed: int | None = None,
     ) -> tuple[tuple[Float[Array, "_ C"], ...], PyTree]:
-        """`train_logits` of several batches (some may be empty) in one forward pass: (logits of each, statistics of all).
+        """Logits of several batches, some of which may be empty, and their common statistics, from one forward pass.
 
-        The logits of batch number `fixed` are without gradient. Without batch norm, which sees all batches together, they are a
-        forward pass of their own, and no gradient goes through it.
+        No gradient flows through the logits of the batch whose number is `fixed`. In a network without batch norm, which would
+        see all batches together, this batch has a forward pass of its own, so that nothing is computed backwards for it.
         """
         if fixed is not None and len(masks[fixed]) > 0 and not jax.tree.leaves(weights.stats):
             alone, _ = self.train_logits(jax.lax.stop_gradient(weights), views[fixed], masks[fixed], substream(key, "fixed"))
