@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedjax_ssl.methods.feddure import own_batch_size
+from fedjax_ssl.methods.feddure import client_batch_size
 
 from . import common
 from .common import ConfigDict
@@ -54,6 +54,6 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         config.method.unlabeled_batch_size = 10
     elif has_size and method != "feddure":
         own_labels, own_others = (number // config.data.num_clients for number in (labels, examples - labels))
-        config.method.unlabeled_batch_size = int(own_batch_size(own_labels, own_others, 10))
+        config.method.unlabeled_batch_size = int(client_batch_size(own_labels, own_others, 10))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}) | own)
     return common.without_unread_views(config)

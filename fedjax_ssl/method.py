@@ -27,7 +27,7 @@ class DataSpec(NamedTuple):
     num_classes: int  # C
     num_clients: int  # K
     cohort_size: int  # M
-    client_rows: int = 1  # n, rows of a client's table of unlabeled examples, for methods that keep a value for each of them
+    client_rows: int = 1  # n, the most unlabeled examples of a client, for methods that keep a value for each example
 
 
 class Cohort(NamedTuple):
@@ -79,7 +79,7 @@ class Aggregate(NamedTuple):
 
 
 class Requires(NamedTuple):
-    """What a method reads, and where it can run."""
+    """Which data a method reads, and where labels may be."""
 
     labels_at: tuple[str, ...] = ("server",)  # where labels may be: `server`, `clients` or both
     clients: bool = True  # whether clients take part at all; without, the server trains alone
@@ -87,7 +87,7 @@ class Requires(NamedTuple):
     pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool
     all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None in their place
     server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
-    views: tuple[str, ...] = VIEWS  # which views it trains on, beside the `labeled` ones of a server that has labels
+    views: tuple[str, ...] = VIEWS  # the views that clients train on; a server that has labels always trains on `labeled` ones
 
 
 def weighted_sum(updates: Float[Array, " M *shape"], weights: Float32[Array, " M"]) -> Float[Array, "*shape"]:
@@ -109,7 +109,7 @@ def averaged(total: Aggregate) -> Aggregate:
 
 
 def parameters_of(update: PyTree) -> PyTree:
-    """The parameters in an update: its field `params`, as a `local.Weights` has it, or all of an update without that field."""
+    """The parameters in an update: its field `params`, as in a `local.Weights`; without such a field, the whole update."""
     return getattr(update, "params", update)
 
 
@@ -125,12 +125,12 @@ class Method(NamedTuple):
         predict: name -> (server, images uint8 [B, H, W, ch] or features float32 [B, V, D], mask bool [B], which of them are
             real) -> logits float32 [B, C]. The first is the model that is evaluated (`eval/accuracy`); each other one is
             logged as `eval/accuracy_<name>`.
-        requires: what the method reads, and where it can run.
-        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1, whose row has its metrics;
-            default: none.
+        requires: which data the method reads, and where labels may be.
+        prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1; its metrics are logged with
+            those of round 1. By default there is none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
-        parameters: update -> the change of parameters in it, which `client/update_norm` and `client/cosine` are of, without
-            batch-norm statistics, counts and whatever else a client sends; default: `parameters_of`.
+        parameters: update -> the part of it that changes parameters, without batch-norm statistics, counts and whatever else
+            a client sends; `client/update_norm` and `client/cosine` are computed from it. By default `parameters_of`.
     """
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]

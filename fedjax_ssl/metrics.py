@@ -12,7 +12,7 @@ from fedjax_ssl.arrays import Array, Number, PyTree, Stored
 
 
 class Mean(NamedTuple):
-    """A weighted mean, as the weighted sum of values and the sum of weights; where that is 0 its key is left out."""
+    """A weighted mean: the weighted sum of values, and the sum of weights; where this is 0 the metric is not logged."""
 
     total: Float32[Array, "*M"]
     weight: Float32[Array, "*M"]
@@ -37,7 +37,7 @@ class Sum(NamedTuple):
         return jnp.float32(self.total) + jnp.float32(self.high) * 2.0**BASE_BITS
 
     def plus(self, other: "Sum") -> "Sum":
-        """Both together."""
+        """The sum of two Sums."""
         if jnp.issubdtype(jnp.result_type(self.total, other.total), jnp.inexact):
             return self._replace(total=self.number + other.number, high=np.int32(0))
         (a, b), highs = zip(*(_split(one.total) for one in (self, other)), strict=True)
@@ -47,7 +47,7 @@ class Sum(NamedTuple):
         return self._replace(total=total, high=high)
 
     def __int__(self) -> int:
-        """All of it together as a Python integer, on the host."""
+        """The exact sum as a Python integer, on the host."""
         return int(np.sum(values(self)))
 
 
@@ -57,9 +57,9 @@ def _split(total: Shaped[Array, "*M"]) -> tuple[Shaped[Array, "*M"], Shaped[Arra
 
 
 class PerClient(NamedTuple):
-    """What `diagnostics.clients_every` records of each client, an array of any shape that is never added up.
+    """A value of each client, an array of any shape that is never added up.
 
-    A round that is not recorded leaves it out of its program. Names `example/...` are for `Experiment.inspect` alone.
+    It is computed in the rounds that `diagnostics.clients_every` records; `Experiment.inspect` alone shows names `example/...`.
     """
 
     value: Shaped[Array, "*_"]
@@ -70,7 +70,7 @@ ClientMetrics = Mapping[str, Mean | Sum | PerClient]
 
 
 def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] | bool | None = None) -> Mean:
-    """The mean of `values` over the entries in `where` (None: all); others may be NaN.
+    """The mean of `values` over the entries where `where` is true (None: all); other entries may be NaN.
 
     >>> reduce({"client/loss": mean(jnp.array([1.0, 3.0, 9.0]), jnp.array([True, True, False]))})
     {'client/loss': 2.0}
@@ -81,7 +81,7 @@ def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] 
 
 
 def whole(number: int) -> Sum:
-    """A whole number from 0 on, below 2^60, as a Sum.
+    """A Python integer in [0, 2^60) as a Sum.
 
     >>> int(whole(2**40).plus(whole(1)))
     1099511627777
@@ -90,7 +90,7 @@ def whole(number: int) -> Sum:
 
 
 def added(numbers: Int32[Array, " n"]) -> Sum:
-    """The exact sum of whole numbers from 0 on."""
+    """The exact sum of integers >= 0, as a Sum."""
     return jax.lax.scan(lambda total, number: (total.plus(Sum(number)), None), whole(0), numbers)[0]
 
 

@@ -112,9 +112,9 @@ def rounded_mean(gray: Float32[Array, "*shape"]) -> Count:
 def cutout(low: float, high: float, fill: Fill, first: float = 0.0) -> Augmentation:
     """Paints a square whose side is U(low, high) times the width: the cutout of RandAugment's PyTorch ports.
 
-    The center is uniform over the image, from the pixel `first` on. The top left corner is clamped to the image and rounded
-    down before the side is added, and the far edges are painted too, as Pillow's rectangles include them. The fill is a value
-    0..255 or one per channel; gray images get the luma of an RGB fill.
+    The center is drawn uniformly over the image, without the rows and columns before `first`. The top left corner is clamped to
+    the image and rounded down before the side is added, and the far edges are painted too, as Pillow's rectangles include them.
+    The fill is a value 0..255 or one per channel; gray images get the luma of an RGB fill.
     """
     if not 0 <= low <= high:
         raise ValueError(f"got cutout sides from {low} to {high}, accepted: 0 <= low <= high, as shares of the width")

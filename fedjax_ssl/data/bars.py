@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def bar(items: Iterable[T], what: str, *, total: int, unit: str, each: int = 1) -> Iterator[T]:
-    """The items, with a bar on standard error where that is a terminal; each of the `total` items stands for `each` units."""
+    """Yields the items, with a progress bar on a terminal's standard error; the bar counts `each` units for an item."""
     shown = {"unit_scale": each} if each > 1 else {}
     yield from tqdm.tqdm(
         items, desc=what, total=total, unit=f" {unit}", delay=AFTER_S, leave=False, disable=None, dynamic_ncols=True, **shown

@@ -107,9 +107,9 @@ def paired(
 ) -> PairedSchedule:
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
-    Exactly one of `epochs` and `steps` is positive. `epochs` counts those through the labeled examples, or through the
-    unlabeled ones of a client without labels; with `larger_counts` those through the set that has more batches. `entries` is
-    the client's own size of an unlabeled batch, in [1, B_u], the rest of which is masked; None: B_u.
+    Exactly one of `epochs` and `steps` is positive. An epoch goes once through the labeled examples, or through
+    the unlabeled ones of a client without labels; with `larger_counts` through the set that has more batches. `entries` is the
+    number of real examples in an unlabeled batch of this client, in [1, B_u]; None: B_u.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
     if larger_counts and epochs:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A dataset that is known by name, its publication to cite, and its terms of use as far as `url`, its source, has them."""
+    """A dataset that is known by name: its default views, the publication to cite, and the terms of use that `url` states."""
 
     kind: str  # how it is stored: `builtin`, `tfds`, `npz`, `image_folder` or `text_features`
     classes: int
@@ -32,7 +32,7 @@ class File(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The shape [H, W, ch] of a dataset's images, and how many its own splits have."""
+    """The shape [H, W, ch] of a dataset's images, and the number of images in each of its splits."""
 
     shape: tuple[int, int, int]
     train: int

@@ -90,7 +90,7 @@ def obtain(name: str, data_dir: str | None = None, *, download: bool = True) -> 
 
 
 def is_whole(place: Original) -> bool:
-    """Whether a file is there, with its size and its checksum."""
+    """Whether a file exists and has the right size and checksum."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return _is_as_published(place.path, place.file)
     return False
@@ -126,12 +126,12 @@ def fetch(place: Original, waits: Sequence[float] = WAITS) -> None:
 
 
 def part_of(path: Path) -> Path:
-    """The file that grows until it is whole."""
+    """The path of a file while it is being fetched."""
     return path.with_name(f".{path.name}.part")
 
 
 def have(path: Path) -> int:
-    """The bytes of a file; 0: it is not there."""
+    """The size of a file in bytes, 0 if it does not exist."""
     return path.stat().st_size if path.exists() else 0
 
 

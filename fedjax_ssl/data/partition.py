@@ -84,7 +84,7 @@ def iid(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> P
 
 
 def natural(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, clients: Labels) -> Partition:
-    """What each client has by itself, as the dataset says; examples of nobody (-1) are unassigned."""
+    """The clients' examples as the dataset assigns them; those of no client (-1) are unassigned."""
     del labels, rng
     positions = distinct(indices)
     of_client = clients[positions]

@@ -27,7 +27,7 @@ class Move(NamedTuple):
         return min(4, side // SHIFTED) if self.pad is None else self.pad
 
     def augmentation(self) -> Augmentation:
-        """What does it."""
+        """The augmentation that moves images so."""
 
         def move(key: Key, image: Image) -> Image:
             return crop(self.pad_of(min(image.shape[:2])), self.mode)(key, image)
@@ -35,7 +35,7 @@ class Move(NamedTuple):
         return compose(*([flip()] if self.flips else []), *([move] if self.pad != 0 else []))
 
     def words(self, side: int) -> str:
-        """What it does to images with this shorter side, in words."""
+        """A description of the move, for images with this shorter side."""
         pad = self.pad_of(side)
         plural = "s" * (pad != 1)
         filled = f"{pad} zero{plural} of {side} pixels" if self.mode == "zero" else f"{pad} mirrored pixel{plural} of {side}"

@@ -46,7 +46,7 @@ def randaugment(name: str) -> Augmentation:
 
 
 def strong_view(name: str, base: Augmentation) -> Augmentation:
-    """A variant's whole strong view: `base` (flip and crop), its operations (or these first), its final cutout."""
+    """The strong view of a variant: `base` (flip and crop), the variant's operations before or after it, and its cutout."""
     ops, variant = randaugment(name), VARIANTS[name]
     return compose(*((ops, base) if variant.ops_first else (base, ops)), variant.cutout)
 

@@ -83,9 +83,9 @@ def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
 
 
 def log_notes(assignment: Assignment, num_examples: int) -> None:
-    """Logs how many of the training examples go to nobody, and where the split differs from the request."""
+    """Logs how many training examples no client gets, and where the split differs from the request."""
     if assignment.unassigned:
-        _log.info("%d of %d training examples go to nobody", assignment.unassigned, num_examples)
+        _log.info("%d of %d training examples are given to no client", assignment.unassigned, num_examples)
     for note in assignment.notes:
         _log.warning("%s", note)
 

@@ -56,7 +56,7 @@ def output_of(
 
 
 def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str) -> Bool[Array, " n"]:
-    """Which examples batches are drawn from, bool [n]: `all` in `mask`, or the `accepted`; none where none is accepted."""
+    """Which examples batches are drawn from, bool [n]: `all` in `mask`, or the `accepted` ones; none if none is accepted."""
     return accepted if batches == "accepted" else mask & jnp.any(accepted)
 
 
@@ -70,7 +70,10 @@ def client_repeats(options: LabeledRepeats, data: ClientData) -> Count:
 def repeated(
     options: LabeledRepeats, data: ClientData, client: Training, schedule_of: Callable[[Training], ScheduleT]
 ) -> ScheduleT:
-    """A client's schedule with repeated labels: `schedule_of(training)` for the most repeats, cut to this client's own."""
+    """A client's schedule whose epochs go through its labeled examples several times.
+
+    `schedule_of` makes it for the largest number of repeats, and it is then cut to the number of this client.
+    """
     repeats = options.labeled_repeats if client.epochs else 1
     schedule = schedule_of(client._replace(epochs=client.epochs * repeats))
     return schedule if repeats == 1 else schedule._replace(steps=schedule.steps // repeats * client_repeats(options, data))
@@ -87,7 +90,10 @@ def data_weight(task: Task, data: ClientData) -> Scalar:
 
 
 def client_metrics(trained: Trained, *, down: PyTree, up: PyTree) -> Metrics:
-    """A client's metrics: its steps' (`client/<name>`, unless the name has a group), the bytes of `down` and `up`, images."""
+    """A client's metrics: those of its steps, the bytes that it receives and sends, and the number of images it trained on.
+
+    A step's metric is named `client/<name>`, unless its name has a group already.
+    """
     return {
         **{name if "/" in name else f"client/{name}": value for name, value in trained.metrics.items()},
         "comm/bytes_down": Sum(jnp.int32(num_bytes(down))),

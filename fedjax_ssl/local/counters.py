@@ -1,4 +1,7 @@
-"""Marks in a traced program, for `fedjax_ssl.simulation.costs`: where examples pass through a network, and training steps."""
+"""Counters of forward passes, backward passes and training steps in a traced program.
+
+Each is an identity with a name. `fedjax_ssl.simulation.costs` finds the names, and counts; elsewhere they cost nothing.
+"""
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -11,17 +14,17 @@ FORWARD, BACKWARD, STEP = "fedjax_ssl.forward", "fedjax_ssl.backward", "fedjax_s
 
 @jax.custom_vjp
 def count_outputs(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """A network's outputs [B, ...], unchanged, with marks of their forward and backward passes, which cost nothing."""
+    """Returns a network's outputs [B, ...]; their forward pass, and their backward pass if there is one, are counted."""
     return checkpoint_name(outputs, FORWARD)
 
 
 def count_examples(mask: Bool[Array, " B"]) -> Bool[Array, " B"]:
-    """The mask of a batch, unchanged, with the mark of a forward pass whose outputs nobody reads, but its statistics."""
+    """Returns the mask of a batch; a forward pass is counted of which only the batch-norm statistics are read."""
     return checkpoint_name(mask[:, None], FORWARD)[:, 0]
 
 
 def count_step(step: Count) -> Count:
-    """The number of a training's step, unchanged, with the mark of a loop that may end early: a client may be out of time."""
+    """Returns the number of a training's step; its loop may be ended early, where a client has no time left."""
     return checkpoint_name(step, STEP)
 
 

@@ -18,7 +18,7 @@ _batch_size: contextvars.ContextVar[int] = contextvars.ContextVar("forward_batch
 
 @contextlib.contextmanager
 def forward_batches_of(size: int) -> Iterator[None]:
-    """Within it, programs are traced whose forward passes without training have `size` examples each."""
+    """A context in which programs are traced with `size` examples in each forward pass without training."""
     token = _batch_size.set(size)
     try:
         yield

@@ -9,7 +9,7 @@ TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its n
 
 
 def is_on(number: Number) -> bool:
-    """Whether a number of which 0 means `none` is positive; a traced one counts as positive (`experiment.runs.SWITCHES`)."""
+    """Whether a number that switches something off by being 0 is positive; a traced number counts as positive."""
     return isinstance(number, jax.Array) or number > 0
 
 

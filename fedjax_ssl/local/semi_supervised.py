@@ -66,7 +66,7 @@ def step_metrics(label: Labels, accepted: Mask, data: ClientData, batch: Batch) 
 def client_output(
     task: Task, client: Training, shared: Broadcast, optimizer: PyTree, data: ClientData, objective: Objective, keys: Keys
 ) -> ClientOutput:
-    """A client's round of local training on `objective`, weighted by its data; the keys are of its batches and of its steps.
+    """A client's round of local training on `objective`, weighted by its data; one key is for its batches, one for its steps.
 
     With labels at the clients `client/loss` is the mean L_s, and `client/unlabeled_loss` L_u; else `client/loss` is L_u.
     """

@@ -24,8 +24,8 @@ from fedjax_ssl.options import MANY
 class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
-    They are collected over the server's `labeled` data; over those and all data of the next `cohort` ((FL)^2, Appendix E); or
-    over those and `all` of the unlabeled pool ((FL)^2's released code, SemiFL). Labeled examples come first: by class where the
+    They are collected over the server's `labeled` data; over these and all data of the next round's `cohort` ((FL)^2, Appendix
+    E); or over these and `all` unlabeled data ((FL)^2's released code, SemiFL). Labeled examples come first: by class where the
     order is `joined` or `class`. Where it is `joined`, labeled and other examples are one sequence, and a batch of the
     unlabeled size may hold both (SemiFL). For `class` the pool comes sorted by class, too.
     """
@@ -80,10 +80,10 @@ class ServerWork(NamedTuple):
     train: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]]  # one training on the server's labels
     statistics: Callable[[PyTree, ServerData], PyTree]  # gives a state the static batch-norm statistics for the next broadcast
     pretrain: int  # how many trainings come before round 1
-    parallel: bool = False  # else the server trains after the clients
+    parallel: bool = False  # whether the server trains beside its clients, not after them
 
     def prepare(self, state: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
-        """The work before round 1: trainings, each with a key of its own, then the first statistics."""
+        """The work before round 1: the trainings, each with its own key, then the first batch-norm statistics."""
         if self.pretrain:
             state = jax.lax.fori_loop(0, self.pretrain, lambda i, s: self.train(s, data, jax.random.fold_in(key, i))[0], state)
         return self.statistics(state, data), {}
@@ -124,7 +124,7 @@ def server_work(task: Task, server: Server) -> ServerWork:
 def train_server(
     task: Task, server: Server, objective: Callable[[Count], GradientFn], start: TrainState, data: ServerData, key: Key
 ) -> tuple[TrainState, Metrics]:
-    """A training on the server's labels, from `start` to the TrainState that it returns; nothing where the server has none.
+    """Trains on the server's labels: the new TrainState, and metrics; `start` itself where the server has no labels.
 
     `objective` gives the gradient of a step, from the number of steps. Metrics have the group `server/`.
     """
@@ -153,8 +153,8 @@ def averaging_method(
 
     `client_update`: (Broadcast, (), the client's optimizer state, ClientData, key) -> ClientOutput, unless the method replaces
     `broadcast` or `init`. `labels_at` is where the method can read labels, and `views`
-    are those that its clients train on. `work` is `server_work` unless given. `extra` gives what the Broadcast has under that
-    name.
+    are those that its clients train on. `work` is `server_work` unless given. `extra` computes the
+    Broadcast's field of that name.
     """
     work = work or server_work(task, server)
 
@@ -180,7 +180,7 @@ def averaging_method(
 def requirements(
     task: Task, server: Server, labels_at: tuple[str, ...] = ("server",), views: tuple[str, ...] = VIEWS
 ) -> Requires:
-    """What a method reads whose server trains and collects statistics as its settings say."""
+    """The Requires of a method whose server trains and collects batch-norm statistics as its settings say."""
     norm_data = server.static_norm.data if task.norm == "static" and server.static_norm is not None else ""
     return Requires(
         labels_at=labels_at,

@@ -18,7 +18,7 @@ from fedjax_ssl.models import ModelFns, norm
 
 
 def substream(key: Key, name: str) -> Key:
-    """The key of a named part of what `key` is for; of a training step the first view is drawn from `key` itself."""
+    """A key for one named purpose, derived from `key`; a training step draws its first view from `key` itself."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
@@ -28,7 +28,7 @@ def dropout_key(key: Key) -> Key:
 
 
 class Weights(NamedTuple):
-    """A network's parameters and batch-norm statistics, float32 pytrees; in an update without statistics they are `()`."""
+    """A network's parameters and batch-norm statistics, float32 pytrees; an update without statistics has `()` for them."""
 
     params: PyTree
     stats: PyTree
@@ -39,9 +39,9 @@ _evaluated: contextvars.ContextVar[list[Weights] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def evaluated_weights() -> Iterator[list[Weights]]:
-    """Within it, the list gets the weights with which a Task computes outputs outside of training.
+    """A context in which all weights that a Task evaluates outside of training are put into the list that it gives.
 
-    So the network that a method's `predict` evaluates is found, wherever its state has it.
+    So the network that a method's `predict` evaluates is found, wherever in the server's state it is.
     """
     found: list[Weights] = []
     token = _evaluated.set(found)
@@ -89,10 +89,10 @@ class Task(NamedTuple):
         *,
         fixed: int | None = None,
     ) -> tuple[tuple[Float[Array, "_ C"], ...], PyTree]:
-        """`train_logits` of several batches (some may be empty) in one forward pass: (logits of each, statistics of all).
+        """Logits of several batches, some of which may be empty, and their common statistics, from one forward pass.
 
-        The logits of batch number `fixed` are without gradient. Without batch norm, which sees all batches together, they are a
-        forward pass of their own, and no gradient goes through it.
+        No gradient flows through the logits of the batch whose number is `fixed`. In a network without batch norm, which would
+        see all batches together, this batch has a forward pass of its own, so that nothing is computed backwards for it.
         """
         if fixed is not None and len(masks[fixed]) > 0 and not jax.tree.leaves(weights.stats):
             alone, _ = self.train_logits(jax.lax.stop_gradient(weights), views[fixed], masks[fixed], substream(key, "fixed"))
@@ -105,7 +105,7 @@ class Task(NamedTuple):
         return tuple(jax.lax.stop_gradient(part) if number == fixed else part for number, part in parts), stats
 
     def train_features(self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None) -> tuple[Outputs, PyTree]:
-        """As `train_logits`, with the classifier's inputs in place of logits; `weights` may lack the classifier's."""
+        """Inputs of the classifier in training mode, and the batch's statistics; `weights` need not contain the classifier."""
         features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
         return count_outputs(features), stats
 
@@ -134,7 +134,7 @@ class Task(NamedTuple):
         return norm.running(stats, batch_stats, self.norm_momentum) if self.norm == "running" else stats
 
     def merged_stats(self, stats: PyTree, first: PyTree, second: PyTree) -> PyTree:
-        """Statistics b of one batch: `update_stats` with b gives the same as with those of two batches, one after the other."""
+        """Statistics that change `stats`, by `update_stats`, as those of two batches do, one after the other."""
         return jax.tree.map(lambda s, a, b: b + (1.0 - self.norm_momentum) * (a - s), stats, first, second)
 
     def update(self, broadcast: Weights, local: Weights) -> Weights:

@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """A step's gradient, like the parameters; its batch's norm statistics; its metrics, to be added up over the steps."""
+    """What a step computes: a gradient like the parameters, its batch's norm statistics, and metrics, which are added up."""
 
     grad: PyTree
     batch_stats: PyTree
@@ -116,7 +116,7 @@ class Training(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The carry after the last step, the steps' metrics added up, and how many examples and steps (int32 scalar) there were."""
+    """A finished training: the last carry, the sums of the steps' metrics, and the numbers of examples and steps (int32)."""
 
     carry: PyTree
     metrics: Metrics

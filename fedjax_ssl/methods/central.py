@@ -28,22 +28,28 @@ from fedjax_ssl.ssl import ema, freematch, losses, pseudo_labels
 class CentralOptions(Options):
     """Settings of every method on pooled data."""
 
-    mu: Repeats = Field(default=7, description="Unlabeled examples of a step for each labeled one.")
-    ema_decay: Decay = Field(default=0.999, description="Decay per step of the moving average of the parameters.")
+    mu: Repeats = Field(default=7, description="Unlabeled examples of a step, as a multiple of the labeled ones.")
+    ema_decay: Decay = Field(
+        default=0.999, description="Decay per step of the moving average of the parameters, which is evaluated."
+    )
 
 
 class FixMatchCentralOptions(CentralOptions):
     """FixMatch's settings on pooled data."""
 
-    confidence: Fraction = Field(default=0.95, description="The fixed threshold.")
+    confidence: Fraction = Field(default=0.95, description="Confidence threshold of pseudo-labels.")
 
 
 class FreeMatchCentralOptions(CentralOptions):
     """FreeMatch's settings on pooled data."""
 
-    fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness term; 0: none.")
-    threshold_decay: Decay = Field(default=0.999, description="Decay lambda of the averages that give the thresholds.")
-    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Upper limit of tau (SVHN: .95).")
+    fairness_weight: Weight = Field(default=0.001, description="Weight of the fairness loss (w_f); 0: it is left out.")
+    threshold_decay: Decay = Field(
+        default=0.999, description="Decay per step of the moving averages that the thresholds are made of (lambda)."
+    )
+    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="Upper limit of the global threshold tau (.95 for SVHN)."
+    )
 
 
 class CentralState(NamedTuple):

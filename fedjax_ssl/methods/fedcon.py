@@ -37,10 +37,19 @@ from fedjax_ssl.ssl import ema, losses
 class FedConOptions(Options):
     """FedCon's own settings."""
 
-    head_hidden: Size = Field(default=0, description="Hidden units of the clients' predictors; 0: 3 times the features.")
-    target_decay: Fraction = Field(default=0.999, description="Decay per step of a client's moving average.")
-    teacher_rate: Fraction = Field(default=4e-4, description="The decay of the server's average rises from 1 - this to 1.")
-    ramp_rounds: Positive = Field(default=100, description="Rounds until the server's consistency loss has full weight.")
+    head_hidden: Size = Field(
+        default=0, description="Hidden units of the clients' predictors; 0: three times the number of features."
+    )
+    target_decay: Fraction = Field(
+        default=0.999, description="Decay per step of the moving average of a client's backbone, which is its target network."
+    )
+    teacher_rate: Fraction = Field(
+        default=4e-4,
+        description="How fast the server's teacher follows at first: its decay rises from 1 minus this number to 1.",
+    )
+    ramp_rounds: Positive = Field(
+        default=100, description="Rounds over which the weight of the server's consistency loss rises to 1."
+    )
 
 
 class Teacher(NamedTuple):

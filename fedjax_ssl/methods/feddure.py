@@ -38,19 +38,23 @@ class FedDureOptions(Options):
     """FedDure's own settings."""
 
     regulators: Literal["both", "no_c", "no_f"] = Field(
-        default="both", description="`both`, without C-reg and its reward (`no_c`), or a threshold in place of F-reg (`no_f`)."
+        default="both",
+        description="Regulators in use: `both`, all but the coarse-grained one and its reward (`no_c`), or a threshold in"
+        " place of the fine-grained one (`no_f`).",
     )
     detach_freg_input: Annotated[bool, ReadWhere(regulators=("both", "no_c"))] = Field(
-        default=False, description="F-reg's input is constant where phi is differentiated."
+        default=False, description="Whether no gradient reaches phi through the input of F-reg."
     )
     confidence: Annotated[Fraction, ReadWhere(regulators=("no_f",))] = Field(
-        default=0.6, description="The threshold that replaces F-reg where regulators=no_f."
+        default=0.6, description="Confidence threshold that replaces F-reg where regulators=no_f."
     )
-    eta_s: Rate = Field(default=5e-4, description="Learning rate of phi and of the look-ahead.")
+    eta_s: Rate = Field(default=5e-4, description="Learning rate of C-reg (phi), also in F-reg's look-ahead.")
     eta_w: Annotated[Rate, ReadWhere(regulators=("both", "no_c"))] = Field(default=5e-4, description="Learning rate of F-reg.")
-    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size; 0: by the released code's rule.")
+    unlabeled_batch_size: Size = Field(
+        default=0, description="Unlabeled examples of a step; 0: each client's number follows the rule of the released code."
+    )
     largest_batch_size: Annotated[Size, ReadWhere(unlabeled_batch_size=UNSET)] = Field(
-        default=0, description="Limit of that rule's batch sizes; 0: none."
+        default=0, description="Largest unlabeled batch that this rule may give; 0: no limit."
     )
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:

@@ -43,30 +43,45 @@ USES = "uses"  # the metric of a step that counts its uses of each of the client
 class FedLabelOptions(Options):
     """FedLabel's own settings; tau is `client.steps`."""
 
-    confidence: Fraction = Field(default=0.3, description="Threshold beta that max s* has to exceed.")
+    confidence: Fraction = Field(default=0.3, description="Confidence that a pseudo-label has to exceed (beta).")
     measure: Annotated[Literal["variance", "entropy"], ReadWhere(experts=("both",))] = Field(
-        default="variance", description="How a model's certainty h is measured: variance of its probabilities or 1 / entropy."
+        default="variance",
+        description="How certain an expert is: by the variance of its probabilities, or by the inverse of their entropy.",
     )
     experts: Literal["both", "local", "global"] = Field(
-        default="both", description="Which experts make labels; one alone is an ablation without consistency loss."
+        default="both",
+        description="Which models make pseudo-labels: `both`, or one alone, an ablation without consistency loss.",
     )
-    expert_view: Literal["plain", "weak"] = Field(default="plain", description="View for experts and KL (`released`: `weak`).")
-    augment: Literal["strong", "none"] = Field(default="strong", description="View for CE; `none`: the experts' (Figure 7).")
+    expert_view: Literal["plain", "weak"] = Field(
+        default="plain", description="View on which experts label and consistency is measured (`released`: `weak`)."
+    )
+    augment: Literal["strong", "none"] = Field(
+        default="strong",
+        description="View on which the cross-entropy is: the strong one, or that of the experts (`none`, Figure 7).",
+    )
     consistency_weight: Annotated[Weight, ReadWhere(experts=("both",))] = Field(
-        default=0.05, description="Weight lambda_0 of the consistency loss."
+        default=0.05, description="Weight of the consistency loss (lambda_0)."
     )
     consistency_target: Annotated[Literal["other", "local"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
-        default="other", description="Target of KL (`released`: `local`)."
+        default="other",
+        description="Whose outputs the consistency loss pulls to: the less certain expert's (`other`), or the `local` "
+        "one's (`released`).",
     )
     divisor: Divisor = Field(
         default="batch",
         description="What the sum of each loss over a batch is divided by: the number of all examples of the `batch`, or of "
         "those that the loss is over (`used`, as in the released code).",
     )
-    unlabeled_steps: Annotated[Steps, Field(ge=1)] = Field(default=10, description="Steps tau' of w_U.")
-    unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U as a multiple of that of w_L.")
-    proximity: Weight = Field(default=0.0, description="Weight of sum over tensors of mean((w_U - w)^2) in L (`released`: 10).")
-    burn_in: Phase = Field(default=0.0, description="First rounds in which w_U is not trained (`released`: 50).")
+    unlabeled_steps: Annotated[Steps, Field(ge=1)] = Field(
+        default=10, description="Number of steps of the network w_U on unlabeled batches (tau')."
+    )
+    unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U, as a multiple of that of w_L.")
+    proximity: Weight = Field(
+        default=0.0,
+        description="Weight in the loss of how far w_U is from the global model: mean squared difference, summed over "
+        "tensors (`released`: 10).",
+    )
+    burn_in: Phase = Field(default=0.0, description="First rounds of a run in which w_U is not trained (`released`: 50).")
     counts: Literal["draws", "distinct", "passing"] = Field(
         default="draws", description="r counts `draws` of used examples, `distinct` ones, or accepted draws alone (`released`)."
     )

@@ -47,17 +47,23 @@ from fedjax_ssl.ssl import agreement, losses, pseudo_labels
 class FedMatchOptions(LabeledRepeats):
     """FedMatch's own settings; weights and thresholds have the names of its code."""
 
-    confidence: Fraction = Field(default=0.85, description="The smallest probability of a confident prediction.")
-    helpers: Positive = Field(default=2, description="Helpers H per client.")
-    helper_period: Positive = Field(default=10, description="A cohort gets helpers in every round that is a multiple of this.")
-    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled examples per step; 0: `client.batch_size`.")
-    lambda_s: Weight = Field(default=10.0, description="Weight of the labeled loss.")
-    lambda_i: Weight = Field(default=0.01, description="Weight of inter-client consistency.")
-    lambda_a: Weight = Field(default=0.01, description="Weight of the cross-entropy of voted labels.")
-    lambda_l1: Weight = Field(default=1e-5, description="Weight of ||psi||_1.")
-    lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2.")
-    l1_thres: Weight = Field(default=1e-5, description="Entries of psi up to this size are 0 in evaluation.")
-    delta_thres: Weight = Field(default=1e-5, description="Entries that change by no more than this are not uploaded.")
+    confidence: Fraction = Field(default=0.85, description="Smallest probability of a prediction that counts as confident.")
+    helpers: Positive = Field(default=2, description="Number H of other clients whose models help a client.")
+    helper_period: Positive = Field(default=10, description="Number of rounds from one round with helpers to the next.")
+    unlabeled_batch_size: Size = Field(
+        default=0, description="Unlabeled examples of a step; 0: as many as `client.batch_size`."
+    )
+    lambda_s: Weight = Field(default=10.0, description="Weight of the cross-entropy on labeled examples.")
+    lambda_i: Weight = Field(default=0.01, description="Weight of the consistency with the helpers' predictions.")
+    lambda_a: Weight = Field(
+        default=0.01, description="Weight of the cross-entropy with the labels on which client and helpers agree."
+    )
+    lambda_l1: Weight = Field(default=1e-5, description="Weight of the L1 norm of psi, which makes psi sparse.")
+    lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2, which keeps psi close to sigma.")
+    l1_thres: Weight = Field(
+        default=1e-5, description="Entries of psi whose size is at most this count as 0 when the model is evaluated."
+    )
+    delta_thres: Weight = Field(default=1e-5, description="Entries that a training changes by at most this are not uploaded.")
 
 
 class Helpers(NamedTuple):

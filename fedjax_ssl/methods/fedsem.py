@@ -27,9 +27,14 @@ from fedjax_ssl.ssl import pseudo_labels
 class FedSemOptions(LabeledRepeats):
     """FedSem's own settings; labels are repeated in its first phase alone."""
 
-    labeled_rounds: FirstPhase = Field(default=0.6, description="Rounds of the first phase.")
+    labeled_rounds: FirstPhase = Field(
+        default=0.6,
+        description="Rounds of the first phase, in which clients train on labels alone: a share of all below 1, else "
+        "their number.",
+    )
     pseudo_labels: Literal["global", "true"] = Field(
-        default="global", description="Labels of the second phase: those of the first one's last model, or `true` ones."
+        default="global",
+        description="Labels of the second phase: predictions of the first phase's last model (`global`), or the `true` labels.",
     )
 
 

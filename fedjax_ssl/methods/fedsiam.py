@@ -42,9 +42,12 @@ class FedSiamPiOptions(LabeledRepeats):
     """Settings of Pi, MT and D."""
 
     consistency: Annotated[Literal["mse", "kl"], ReadWhere(consistency_weight=SET)] = Field(
-        default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5)."
+        default="mse",
+        description="Distance of the two networks' outputs: mean squared error (`mse`, Eq. 4) or KL divergence (`kl`, Eq. 5).",
     )
-    consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
+    consistency_weight: Weight = Field(
+        default=1.0, description="Factor of the consistency loss beta_k J; 0: there is no second network."
+    )
     divisor: Divisor = Field(
         default="used",
         description="What the sum of the labeled loss over a batch is divided by: the number of labeled examples (`used`, as "
@@ -56,8 +59,12 @@ class FedSiamPiOptions(LabeledRepeats):
 class FedSiamMTOptions(FedSiamPiOptions):
     """Options of FedSiam-MT and -D: those of FedSiam-Pi, and how the target follows."""
 
-    alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.999, description="The largest decay alpha of the target.")
-    alpha_counts: Literal["steps", "epochs"] = Field(default="steps", description="What alpha rises with (`released`: epochs).")
+    alpha_max: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.999, description="Largest decay of the target network, alpha."
+    )
+    alpha_counts: Literal["steps", "epochs"] = Field(
+        default="steps", description="Whether alpha rises with a client's steps, or with its epochs (`released`)."
+    )
 
 
 class Networks(NamedTuple):

@@ -23,15 +23,25 @@ class FedSiamDOptions(FedSiamMTOptions):
 
     curve: Literal["linear", "rectangle"] = Field(
         default="linear",
-        description="How tau, the uploaded share, changes: it falls to 0 (Eq. 11) or is constant in between (Eq. 12).",
+        description="How the uploaded share tau of the online network changes over rounds: it falls linearly to 0 (Eq. "
+        "11), or is constant between two rounds (Eq. 12).",
     )
-    saved: Fraction = Field(default=0.5, description="Share mu of online layers (not bytes) that a run does not upload.")
-    pi_rounds: Phase = Field(default=0.06, description="First rounds phi_g with one network; also the window of distances.")
+    saved: Fraction = Field(
+        default=0.5, description="Share of the online network's layers that are not uploaded, over a whole run (mu)."
+    )
+    pi_rounds: Phase = Field(
+        default=0.06,
+        description="First rounds with one network, a share of all below 1, else their number (phi_g); also how many "
+        "rounds' distances decide what is uploaded.",
+    )
     target_delay: Count = Field(
-        default=0, description="Further rounds with one network, while alpha stays 0 (`released`: 1, whose code counts from 0)."
+        default=0,
+        description="Further rounds with one network, in which alpha stays 0 (`released`: 1, as its code counts from 0).",
     )
     end_round: Annotated[Phase, ReadWhere(curve=("rectangle",))] = Field(
-        default=0.8, description="Round varphi_g from which on tau = 0, where curve=rectangle."
+        default=0.8,
+        description="Round from which the online network is not uploaded, where curve=rectangle (varphi_g): a share of "
+        "all below 1, else its number.",
     )
 
     def for_rounds(self, rounds: int) -> Self:

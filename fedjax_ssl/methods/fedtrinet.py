@@ -49,7 +49,11 @@ EPOCHS = 5  # local epochs that a round counts in alpha's ramp
 class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
-    labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
+    labeled_rounds: FirstPhase = Field(
+        default=0.4,
+        description="Rounds of the first phase, in which clients train on labels alone: a share of all below 1, else "
+        "their number.",
+    )
 
 
 class FedTriNetClientState(NamedTuple):

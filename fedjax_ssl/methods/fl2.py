@@ -28,36 +28,56 @@ MIN_WEIGHT = 1e-20  # the LSAA weight where tau_k is 1: negligible beside others
 class FL2Options(Options):
     """(FL)^2's own settings."""
 
-    threshold: Literal["cat", "fixed"] = Field(default="cat", description="Each client's own (`cat`, Eqs. 7-9) or a fixed one.")
+    threshold: Literal["cat", "fixed"] = Field(
+        default="cat",
+        description="Which pseudo-labels are accepted: above each client's adaptive thresholds (`cat`, Eqs. 7-9), or a "
+        "fixed one.",
+    )
     confidence: Annotated[
         Fraction,
         ReadWhere(threshold=("fixed",)),
         ReadWhere(consistency=("sacr", "sam"), consistency_on=("confident", "confident_accepted")),
-    ] = Field(default=0.95, description="The fixed threshold: of F_k (Eq. 11), and of threshold=fixed.")
-    pseudo_labels: Literal["global", "true"] = Field(
-        default="global", description="Labels of accepted examples: the global model's, or the `true` ones (an oracle)."
+    ] = Field(
+        default=0.95,
+        description="Fixed confidence threshold: of the set F_k (Eq. 11), and of all pseudo-labels where threshold=fixed.",
     )
-    strict: bool = Field(default=True, description="Compare with > (Eqs. 10, 11) instead of >= (`released`).")
-    batches: Literal["all", "accepted"] = Field(default="all", description="Examples that are drawn (`released`: `accepted`).")
+    pseudo_labels: Literal["global", "true"] = Field(
+        default="global",
+        description="Labels of the accepted examples: predictions of the `global` model, or the `true` labels (an oracle).",
+    )
+    strict: bool = Field(
+        default=True,
+        description="Whether a confidence has to be above its threshold (Eqs. 10 and 11), or may equal it (`released`).",
+    )
+    batches: Literal["all", "accepted"] = Field(
+        default="all",
+        description="Which examples batches are drawn from: `all` of a client's, or the `accepted` ones (`released`).",
+    )
     consistency: Literal["sacr", "sam", "none"] = Field(
-        default="sacr", description="The second loss: `sacr` (Eqs. 11-14), the standard `sam` objective (Figure 4) or `none`."
+        default="sacr",
+        description="Second loss of a local step: `sacr` (Eqs. 11-14), the standard `sam` objective (Figure 4), or `none`.",
     )
     consistency_on: Annotated[
         Literal["confident", "confident_accepted", "accepted", "correct"], ReadWhere(consistency=("sacr", "sam"))
     ] = Field(
-        default="confident", description="Examples of the second loss: F_k, F_k and A_k (`released`), A_k, or its correct."
+        default="confident",
+        description="Examples that the second loss is over: the `confident` set F_k, its accepted part (`released`), all "
+        "accepted ones (A_k), or those of them whose pseudo-label is correct.",
     )
     perturbation: Annotated[Literal["asam", "sam"], ReadWhere(consistency=("sacr", "sam"))] = Field(
         default="asam",
-        description="`asam` scales the perturbation by each weight's size (Section 5.1), `sam` does not (Eq. 12).",
+        description="Perturbation of the weights: scaled by each weight's size (`asam`, Section 5.1), or not (`sam`, Eq. 12).",
     )
     rho: Annotated[Weight, ReadWhere(consistency=("sacr", "sam"))] = Field(
-        default=0.1, description="The radius of the perturbation."
+        default=0.1, description="Radius of the perturbation of the weights."
     )
     consistency_weight: Annotated[Weight, ReadWhere(consistency=("sacr", "sam"))] = Field(
         default=1.0, description="Weight w_cs of the second loss (Eq. 14)."
     )
-    aggregation: Literal["lsaa", "uniform"] = Field(default="lsaa", description="Clients' weights: Eq. 15 (LSAA) or uniform.")
+    aggregation: Literal["lsaa", "uniform"] = Field(
+        default="lsaa",
+        description="Aggregation weights of the clients: by their learning status (`lsaa`, Eq. 15), or all equal.",
+    )
 
 
 class Labeling(NamedTuple):

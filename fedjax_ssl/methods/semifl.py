@@ -31,11 +31,14 @@ from fedjax_ssl.ssl import mixup, pseudo_labels
 class SemiFLOptions(Options):
     """SemiFL's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that is trained on.")
+    confidence: Fraction = Field(default=0.95, description="Smallest confidence of a pseudo-label that is trained on (tau).")
     pseudo_labels: PseudoLabels = LABELS_BY
-    mix: Literal["mixup", "none"] = Field(default="mixup", description="Train on mixtures as well, or on the fix set alone.")
+    mix: Literal["mixup", "none"] = Field(
+        default="mixup",
+        description="Whether clients also train on mixtures of two images (`mixup`), or on confident images alone (`none`).",
+    )
     mixup_alpha: Annotated[Rate, ReadWhere(mix=("mixup",))] = Field(
-        default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a."
+        default=0.75, description="Parameter a of the distribution Beta(a, a) of a batch's mixing ratio."
     )
 
     @pydantic.model_validator(mode="after")

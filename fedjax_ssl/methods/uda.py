@@ -24,10 +24,15 @@ from fedjax_ssl.ssl import losses, pseudo_labels
 class UDAOptions(LabeledRepeats):
     """UDA's own settings."""
 
-    temperature: Rate = Field(default=0.4, description="Temperature T of the target's logits; 1: not sharpened.")
+    temperature: Rate = Field(
+        default=0.4,
+        description="Temperature T that the weak view's logits are divided by in the target; 1 leaves them as they are.",
+    )
     confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
     unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
-    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
+    unlabeled_batch_size: Size = Field(
+        default=0, description="Unlabeled examples of a step (B_u); 0: as many as `client.batch_size`."
+    )
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:

@@ -47,7 +47,7 @@ class EmnistCNN(Network):
     initialization: InitializationName = "torch"
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """Of images with H and W at least 6 (of 32x32: 12,544)."""
+        """Features of images of 6x6 or more: 12,544 numbers for 32x32."""
         check_images("emnist_cnn", images, least=6)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, padding=0, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias)
@@ -76,7 +76,7 @@ class MnistCNN(Network):
     initialization: InitializationName = "torch"
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """Of images with H and W at least 16 (of MNIST: 320)."""
+        """Features of images of 16x16 or more: 320 numbers for MNIST."""
         check_images("mnist_cnn", images, least=16)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(
@@ -113,7 +113,7 @@ class CifarCNN(Network):
     initialization: InitializationName = "torch"
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """Of images with H and W at least 8 (of 32x32: 4096)."""
+        """Features of images of 8x8 or more: 4096 numbers for 32x32."""
         check_images("cifar_cnn", images, least=8)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias)

@@ -39,8 +39,7 @@ def _convolution(images: Array, kernel: Array, stride: int, padding: tuple[int, 
 def product(x: Float[Array, "... D"], kernel: Float[Array, "D F"], dtype: DTypeLike) -> Float32[Array, "... F"]:
     """The float32 product of x and kernel, both rounded to `dtype`; its gradients are such products too. Reverse mode only.
 
-    Add up several products, and the gradients of what goes into several, before rounding: they come as float32 where the
-    arguments are float32.
+    With float32 arguments results and gradients are float32, so that sums of several products are rounded once.
     """
     return x @ kernel if dtype == jnp.float32 else _product(x.astype(jnp.float32), kernel.astype(jnp.float32), dtype)
 

@@ -19,7 +19,7 @@ class Parts(NamedTuple):
 
 
 class Message(NamedTuple):
-    """New values of arrays: what the receiver, who knows an older version, has then, and how many entries are sent."""
+    """A message of changed entries: the values that its receiver has afterwards, and the number of entries that are sent."""
 
     value: PyTree
     entries: Count
@@ -31,7 +31,7 @@ def split(params: PyTree) -> Parts:
 
 
 def add(sigma: PyTree, psi: PyTree) -> PyTree:
-    """Theta = sigma + psi, entry by entry. Its gradient is that for sigma and that for psi as well."""
+    """The parameters theta = sigma + psi. The gradient for theta is the gradient for sigma, and that for psi."""
     return jax.tree.map(jnp.add, sigma, psi)
 
 
@@ -56,8 +56,8 @@ def penalty(parts: Parts, l1: Number, l2: Number) -> Scalar:
 def changed(new: PyTree, known: PyTree, *, threshold: Number, delta: Number) -> Message:
     """The message with which a client sends `new` to the server, which knows `known`.
 
-    An entry is sent where |sparse(new) - known| > delta; the others keep the server's value. What is sent is the entry as it
-    is, not made sparse. `threshold` is that of `sparse`, 0 for a part that is not sparse.
+    An entry is sent where |sparse(new) - known| > delta; the others keep the server's value. The entry itself
+    is sent, not that of sparse(new). `threshold` is that of `sparse`; 0 for a part that is not sparse.
     """
     sent = jax.tree.map(lambda x, y: jnp.abs(x - y) > delta, sparse(new, threshold), known)
     return Message(jax.tree.map(jnp.where, sent, new, known), _count(sent))

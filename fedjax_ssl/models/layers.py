@@ -81,7 +81,7 @@ def _larger_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> 
 def dense(x: Features, features: int, initialization: Initialization, *, use_bias: bool = True) -> Float[Array, "B _"]:
     """A linear layer in the network that calls it: [B, D] -> [B, features], computed in the dtype of x; reverse mode only.
 
-    Of bfloat16 the bias is added, and its gradient added up, in float32.
+    For bfloat16 inputs the bias is added, and its gradient summed, in float32.
     """
     linear = nn.Dense(
         features,

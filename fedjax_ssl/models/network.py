@@ -34,7 +34,7 @@ class Network(nn.Module):
         return x.astype(jnp.float32) if features_only else self.classifier(x)
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """What the classifier gets, in the dtype of the activations."""
+        """The inputs of the classifier, in the dtype of the activations."""
         raise NotImplementedError
 
     def classifier(self, x: Features) -> Logits:
@@ -75,7 +75,7 @@ class ModelFns(NamedTuple):
     statistics are their mean and unbiased variance, without gradient (`stats` itself if no example is real). Otherwise it
     normalizes by `stats`, and returns them. The key is of the dropout masks in training (None: no dropout).
 
-    `features` is as `apply`, up to the classifier, whose parameters may be left out: the last linear layer, in `mnist_cnn`,
+    `features` gives the inputs of the classifier, whose parameters may be missing: the last linear layer, in `mnist_cnn`,
     `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that FedTriNet
     shares, with their batch norm: the first two convolutions, of residual networks the stem and the first stage, of `mlp` the
     hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.
@@ -95,10 +95,10 @@ def pure(
     conv: str = "xla",
     dtype: str = "float32",
 ) -> ModelFns:
-    """The functions of a module that is called with (x, train), and with `mask` and `features_only` if it takes them.
+    """The pure functions of a module, which is called with (x, train), and with `mask` and `features_only` if it takes them.
 
     Flax's own layers are made aware of padded examples and of `conv` (see `flax_layers.aware_of`). A Network, and a module that
-    takes `mask` to look after padded examples itself, compute in the dtype of x; of others the parameters are given in `dtype`.
+    takes `mask` to look after padded examples itself, computes in the dtype of x; any other module gets parameters of `dtype`.
 
     With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are those that the
     module's method of that name gives, if it has one.

@@ -29,7 +29,7 @@ def moments(x: Float[Array, "B *rest F"], real: Bool[Array, "*_"]) -> tuple[Chan
 
 
 class Norm(NamedTuple):
-    """What one layer of batch norm has: statistics and, unless it is without, parameters."""
+    """One layer of batch norm: its statistics, and its scale and bias, which may be 1 and 0."""
 
     mean: Channels
     var: Channels

@@ -22,7 +22,7 @@ from fedjax_ssl.options import Options, Positive, did_you_mean, parse
 
 
 class Model(NamedTuple):
-    """A network that has a name; see `register_model`."""
+    """A registered network; see `register_model`."""
 
     module: type[nn.Module]
     image_size: int = 0  # the side of the images it is made for, to which smaller ones are padded; 0: it takes any

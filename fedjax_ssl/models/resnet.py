@@ -58,7 +58,7 @@ class ResNet(Network):
     11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
     """
 
-    depth: Annotated[Literal[18, 34, 50], Field(description="Layers; 50 has bottleneck blocks.")] = 18
+    depth: Annotated[Literal[18, 34, 50], Field(description="Number of layers; 50 has bottleneck blocks.")] = 18
     initialization: InitializationName = "torch"
 
     @nn.nowrap

@@ -31,7 +31,7 @@ class ResNet9(Network):
     Initialization `paper` is that of the variant's own code.
     """
 
-    variant: Annotated[Literal["feddure", "fedmatch", "semifl"], Field(description="Whose network.")] = "feddure"
+    variant: Annotated[Literal["feddure", "fedmatch", "semifl"], Field(description="Paper whose network it is.")] = "feddure"
     initialization: Annotated[
         Literal["paper", "torch", "flax", "kaiming"],
         Field(description="How parameters start: as in the variant's own code, as in PyTorch, as in Flax, or by He's rule."),
@@ -46,7 +46,7 @@ class ResNet9(Network):
         return frozenset(f"{layer}_{i}" for layer in layers for i in range(4))
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """512, of images with H and W at least 8 (the papers': 32)."""
+        """512 features of images of 8x8 or more; the papers' are of 32x32."""
         check_images("resnet9", images, least=8)
         init = self._initialization()
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel, bias_init=init.bias)

@@ -50,7 +50,8 @@ class WideResNet(Network):
     depth: Annotated[int, Field(ge=10, le=100, description="Layers, 6 n + 4 for n blocks in each of three stages.")] = 28
     width: Annotated[int, Field(ge=1, le=64, description="Factor of the channels 16, 32 and 64 of the stages.")] = 2
     variant: Annotated[
-        Literal["fl2", "fixmatch"], Field(description="(FL)^2's and SemiFL's, or with FixMatch's leaky ReLU and shortcuts.")
+        Literal["fl2", "fixmatch"],
+        Field(description="Form of the blocks: that of (FL)^2 and SemiFL, or FixMatch's, with leaky ReLU and other shortcuts."),
     ] = "fl2"
 
     def __post_init__(self) -> None:

@@ -10,10 +10,11 @@ from fedjax_ssl.simulation.system import System, are_available
 
 
 def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: System | None, data: FederatedData) -> Cohort:
-    """The cohort of a round by the rules of `system`; None: `sample`.
+    """Draws the cohort of a round by the rules of `system`, or by `sample` where that is None.
 
-    Weighted: without replacement, one after another with probabilities proportional to the number of examples among those
-    left, as the largest of log n_k + Gumbel noise. Where fewer than M can be drawn, the others of the M are not available.
+    A weighted cohort is drawn client by client, with probabilities proportional to the numbers of examples n_k of those who
+    are left; this equals taking the M largest of log n_k + Gumbel noise. Where fewer than M can be drawn, the rest of the M are
+    not available.
     """
     if system is None:
         return sample(key, round, spec, rounds)

@@ -28,7 +28,7 @@ OWNED = (
 
 
 def check_method(method: Any) -> Method:
-    """The method; raises ValueError where it is none, or a field has a word that has no meaning."""
+    """Returns the method; raises ValueError where it is not a Method, or a field has a value that is not known."""
     if not isinstance(method, Method):
         raise ValueError(f"method: got {type(method).__name__}, accepted: a factory that returns a Method")
     given = method._asdict() | method.requires._asdict()
@@ -43,7 +43,7 @@ def check_method(method: Any) -> Method:
 
 
 def checked(method: Method, spec: DataSpec) -> Method:
-    """The method, whose functions raise ValueError, with one line, where what they return is not what the contract says.
+    """The method with functions that check what they return: ValueError says in one line what breaks the contract.
 
     Its `broadcast` gets None in place of the clients' states unless `Requires.all_states`, wherever these are.
     """
@@ -122,7 +122,7 @@ def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: 
 
 
 def check_names(metrics: Iterable[str], others: Iterable[str], what: str, whose: str) -> None:
-    """Raises ValueError where a metric of one function has the name of one of another, which it would replace."""
+    """Raises ValueError where two functions give a metric of the same name, one of which would be lost."""
     for name in sorted({*metrics} & {*others}):
         raise ValueError(f"{what}: metric {name!r}: got a name that {whose} has, too, accepted: another one")
 

@@ -1,8 +1,8 @@
 """How many examples a client passes through networks, counted while its program runs.
 
-`with_passes` follows a traced program's loops and branches: a loop counts as often as it runs, a branch if it is taken. What it
-looks for are the marks that `fedjax_ssl.local` sets, in a Task and in `train`; a method's author need not know of them. As it
-counts while the program runs, it can also end a training when an allowance is used up.
+`with_passes` follows a traced program's loops and branches: a loop counts as often as it runs, a branch if it is taken. It
+finds the counters that a Task and `local.train` set; a method's author need not know of them. As it counts while the program
+runs, it can also end a training when an allowance is used up.
 """
 
 import functools
@@ -31,12 +31,12 @@ class Passes(NamedTuple):
 
     @property
     def as_forward(self) -> Any:
-        """The forward passes that have as much arithmetic, an integer or float32: a backward pass counts as two."""
+        """Both as a number of forward passes, an integer or float32; a backward pass counts as two, by its arithmetic."""
         total = _plus(_plus(self.forward, self.backward), self.backward)
         return total.number if isinstance(total, Sum) else total
 
     def plus(self, other: Self) -> Self:
-        """Both together."""
+        """The sum of two Passes."""
         return self._replace(forward=_plus(self.forward, other.forward), backward=_plus(self.backward, other.backward))
 
     def arrays(self) -> Self:
@@ -60,7 +60,7 @@ def with_passes(
 
     An `allowance` limits what all steps of its trainings (`local.train`) cost, in forward passes as `Passes.as_forward` counts
     them: a training ends before the step that would exceed it. It is a float32 scalar, computed from the result and the passes
-    of another run, in which trainings take no step; the compiler leaves out what the allowance does not read of that run.
+    of the same function with trainings of no step; the compiler leaves out what the allowance does not read of them.
     """
 
     @functools.wraps(function)
@@ -114,7 +114,7 @@ def _run_equation(eqn: JaxprEqn, inputs: list[Value], left: Left) -> tuple[list[
 
 
 def _marked(eqn: JaxprEqn) -> Passes | None:
-    """The passes that a mark stands for; None for any other operation."""
+    """The passes that a counter stands for; None for any other operation."""
     if eqn.primitive.name != "name":
         return None
     rows = math.prod(eqn.outvars[0].aval.shape[:-1])  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What several processes, each with devices of its own, get across: arrays, and words.
+"""How several processes, each with its own devices, exchange arrays and texts.
 
 All processes have to call these functions in the same order. In one process they do what their names say, and nothing more.
 
@@ -64,12 +64,12 @@ def from_first(tree: PyTree) -> PyTree:
 
 
 def meet() -> None:
-    """Lets the devices find each other, for which Gloo gives them 30 s: do it before processes are further apart."""
+    """Connects the devices of all processes, which have to call this within 30 s of each other (Gloo's limit)."""
     largest(0)
 
 
 def exchanged(value: Any) -> list[Any]:
-    """The values of all processes, in their order: what JSON knows."""
+    """A list of the values of all processes, in their order; a value is anything that JSON can hold."""
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()

@@ -83,8 +83,8 @@ def run_cohort(
     all of them get all results.
 
     `inputs` has the leading axis M. `work` [M] estimates how much each client computes; None: all alike. A chunk takes as long
-    as its longest client, so clients with similar work share one, and devices get similar sums. With `record`, which is a
-    `Method.parameters`, metrics have what `compared` adds, for which the updates of all of a device's clients are in memory.
+    as its longest client, so clients with similar work share one, and devices get similar sums. `record` is a
+    `Method.parameters`; with it, metrics contain what `compared` adds, and all updates of a device are kept in memory.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
     devices = execution.devices

@@ -33,7 +33,7 @@ def explained(error: BaseException) -> str:
 
 
 def check(needed: int, arguments: int, devices: int) -> None:
-    """Raises OutOfMemoryError where a program needs more bytes than its device has; its `arguments` are there already."""
+    """Raises OutOfMemoryError where a program needs more bytes than its device has; its `arguments` are in memory already."""
     device = jax.local_devices()[0]
     there = (device.memory_stats() or {}).get("bytes_limit", 0)
     if device.platform == "cpu" and (free := free_bytes()):

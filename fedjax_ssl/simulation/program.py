@@ -1,4 +1,4 @@
-"""A function that is compiled once, and what XLA is asked for."""
+"""Functions that are compiled once, and XLA's options for them."""
 
 import contextlib
 import hashlib
@@ -75,7 +75,7 @@ class Program:
         return self.compiled(*args)(*args)
 
     def compiled(self, *args: PyTree) -> jax.stages.Compiled:
-        """The program for such arguments, compiled where it is not yet."""
+        """The compiled program for these arguments, which is compiled at the first call."""
         if self._compiled is None:
             with self._timed():
                 with self._tracing():

@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 def report(cohort: Cohort, metrics: ClientMetrics, label: str | None = "") -> Row:
     """A round's metrics as Python numbers; where clients were left out, their ids and bits of FAULT as a dict under FAULT.
 
-    The log names clients that were left out, and a round in which nobody took part. It calls the run `label`; None: no log.
+    The log names clients that were left out, and a round in which nobody took part. `label` is the run's name there; None:
+    nothing is logged.
     """
     metrics = dict(metrics)
     of_clients = metrics.pop(FAULT)

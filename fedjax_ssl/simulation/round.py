@@ -103,7 +103,7 @@ def assemble(
 
 
 def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
-    """What one client returns; `shared` is a Round's, `inputs` its own of a Round's."""
+    """What one client returns, from what a Round has for all clients (`shared`) and for this one (`inputs`)."""
     message, images = shared
     return method.client_update(message, inputs.per_client, inputs.state, attach(inputs.rows, images), inputs.key)
 
@@ -152,9 +152,9 @@ def run_round(
 ) -> tuple[RunState, ClientMetrics]:
     """One round: the state after it, and its metrics.
 
-    The `clients` of that state are the cohort's alone, with leading axis M, which the clients' metrics have as well. With
-    `record` they have what is recorded of each client, too; else it is no part of the program. With `stop` the state stays as
-    it was if any client is left out.
+    That state has the cohort's clients alone, with leading axis M, as the clients' metrics have. With `record` the metrics
+    contain what is recorded of each client; otherwise it is not computed. With `stop` the state does not change if any client
+    is left out.
     """
     method, cohort, data, state, _, system = ready
     inputs = ready.inputs

@@ -1,9 +1,9 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
-A simulator asks both sources alike. `initialize`, `open` and `close` are traced, as parts of its programs. Outside of them,
-`start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state after it.
-`tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the client
-states.
+Both sources have the same functions. `initialize`, `open` and `close` are traced, as parts of the simulator's programs. The
+others are not: `start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state
+after it. `tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the
+client states.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,11 +46,11 @@ class Problem(NamedTuple):
 
     @property
     def num_runs(self) -> int:
-        """R."""
+        """The number R of runs."""
         return len(self.seeds)
 
     def checked_method(self, number: Number | None) -> Method:
-        """The method of a run's number, whose functions check what they return: what rounds and evaluations call."""
+        """The method for a run's number, with functions that check what they return."""
         return contract.checked(self.method(number), self.spec)
 
     @property
@@ -110,7 +110,7 @@ class DeviceSource:
         return assemble(method, state, cohort, next_cohort, data, self._take)._replace(system=self._problem.system)
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
-        """The state of all clients after a round, from that of its cohort."""
+        """The states of all clients after a round, with the cohort's new ones."""
         clients = jax.tree.map(lambda x, new: self._put(x, cohort.ids, new), before.clients, after.clients)
         return after._replace(clients=clients)
 
@@ -124,7 +124,7 @@ class DeviceSource:
         return Traced(state, metrics, rounds.eval_shape(state, inputs, pools)[-1])
 
     def shapes(self, program: Program, *data: Any) -> RunState:
-        """Its shapes and dtypes."""
+        """The shapes and dtypes of the state before round 1."""
         return program.eval_shape(*data)[0]
 
     def fetch(self, state: RunState, *data: Any) -> tuple[RunState, Any, Any]:
@@ -132,7 +132,7 @@ class DeviceSource:
         return state, *data
 
     def store(self, before: RunState, after: RunState) -> RunState:
-        """The state after a round is what its program returns."""
+        """Returns the state after a round, which stays on the device."""
         return after
 
     def _cohort(self, key: jax.Array, number: jax.Array, data: FederatedData) -> Cohort:
@@ -208,7 +208,7 @@ class HostSource:
         return Traced(state, metrics, of_round)
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
-        """Its shapes and dtypes; its clients are NumPy arrays: on disk the states before round 1, else of any values."""
+        """Shapes and dtypes of the state; its clients are NumPy arrays of any values, on disk those before round 1."""
         server, clients = jax.eval_shape(self._init, key)
         if self._problem.on_disk:
             clients = self._unused = self._initial()

@@ -4,8 +4,8 @@ A client that takes part receives the model, trains, and sends its update:
 
     seconds = bytes down / down + (forward + 2 backward passes) / speed + bytes up / up
 
-with the bytes and passes of its metrics, whatever its method is. Time of day in round r is r round_s: rounds begin at regular
-times, however long the simulated ones take, so that a cohort depends on seed and round alone.
+with the bytes and passes of its metrics, whatever its method is. Round r begins at the time r round_s, however
+long the rounds before it took, so that a cohort depends on seed and round alone.
 """
 
 import math
@@ -87,7 +87,7 @@ def allowance(system: System, slot: UnevenClient, output: ClientOutput, passes: 
 
 
 def transfers(output: ClientOutput) -> tuple[Number, Number]:
-    """Bytes down and up; the size of the update where a client does not say what it sends, as the server counts that."""
+    """Bytes that a client receives and sends; the latter are those of its update where the server counts what is sent."""
     totals = {name: metric.number for name, metric in output.metrics.items() if isinstance(metric, Sum)}
     up = totals.get("comm/bytes_up", num_bytes(output.update))
     return totals.get("comm/bytes_down", 0), jnp.where(output.weight > 0, up, 0)

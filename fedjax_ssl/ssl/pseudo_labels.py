@@ -29,7 +29,7 @@ def harden(probs: Float[Array, "n C"]) -> PseudoLabels:
 def examples(
     label: Int[Array, " n"], accepted: Bool[Array, " n"], confidence: Float[Array, " n"] | None = None
 ) -> dict[str, PerClient]:
-    """A client's pseudo-labels of a round, as `Experiment.inspect` shows them; no round has them in its program."""
+    """A client's pseudo-labels of a round, for `Experiment.inspect`; rounds themselves do not compute these metrics."""
     found = {"example/pseudo_label": PerClient(label), "example/accepted": PerClient(accepted)}
     return found if confidence is None else {**found, "example/confidence": PerClient(confidence)}
 

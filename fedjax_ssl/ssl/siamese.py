@@ -30,7 +30,7 @@ def layers(params: Params) -> tuple[str, ...]:
 
 
 def layer_bytes(names: tuple[str, ...], *trees: Params) -> Int32[np.ndarray, " J"]:
-    """The bytes of each layer in `trees`, parameters and possibly batch-norm statistics; those of no layer do not count."""
+    """The bytes of each layer in `trees`, parameters and possibly batch-norm statistics; other leaves do not count."""
     size = dict.fromkeys(names, 0)
     for name, leaf in (item for tree in trees for item in _leaves(tree) if item[0] in size):
         size[name] += leaf.size * leaf.dtype.itemsize
@@ -107,7 +107,7 @@ def uploaded(distances: Float[Array, "... J"], bound: Number, tau: Number) -> Bo
 def select_layers(names: tuple[str, ...], chosen: Bool[Array, "M J"], tree: Params, other: Params) -> Params:
     """The chosen layers of `tree`, and all else of `other`, both parameters or statistics with leading axis M.
 
-    Statistics of batch norm without scale and bias are of no layer.
+    Statistics of a batch norm without scale and bias belong to no layer, and are those of `other`.
     """
     which = {name: chosen[:, j] for j, name in enumerate(names)}
 

@@ -211,7 +211,7 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
     assert data.pooled.count.tolist() == [len(drawn.pooled)]
     assert drawn.unassigned > 0
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    assert caplog.messages[0] == f"{drawn.unassigned} of 2005 training examples go to nobody"
+    assert caplog.messages[0] == f"{drawn.unassigned} of 2005 training examples are given to no client"
     assert caplog.messages[1].startswith("batch_imbalanced: classes ran out")
 
 

@@ -42,7 +42,7 @@ def test_its_commands_work_beside_a_users_own_packages(tmp_path):
 
     done = command("run", "--config=digits:supervised", "--config.rounds=2", "--config.model.name=linear", "--workdir=ein Lauf")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == "17 of 1437 training examples go to nobody"  # without a logger's prefix
+    assert done.stderr.splitlines()[0] == "17 of 1437 training examples are given to no client"  # without a logger's prefix
     assert done.stderr.splitlines()[-1] == "all 2 rounds are done, results in ein Lauf"
     assert '"git_commit": null' in (folder / "ein Lauf" / "summary.json").read_text()
     assert command("explain", "configs").stdout.startswith("central_cifar10 ")

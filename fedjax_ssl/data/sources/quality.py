@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def warn(dataset: Dataset) -> Dataset:
-    """The dataset itself, after one warning for each thing that is odd about its images."""
+    """Returns the dataset, after one warning for each thing that is odd about its images."""
     if unlabeled := int(np.sum(dataset.train_labels == UNLABELED)):
         _log.info("%s: %d of %d training examples have no label", dataset.name, unlabeled, len(dataset.train_labels))
     if not dataset.holds_features:

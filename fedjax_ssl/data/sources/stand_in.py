@@ -1,4 +1,4 @@
-"""A dataset that nobody reads: random images in the shapes and numbers that are known of it, to count what a run will cost."""
+"""A stand-in for a dataset that is not fetched: as many random images of the same shape, to count what a run will cost."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

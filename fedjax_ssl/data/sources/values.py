@@ -22,7 +22,7 @@ Values = Shaped[np.ndarray, " N"]
 
 
 def from_text(what: str, values: Sequence[str]) -> Values:
-    """Integers where all values are some, else text; one that is missing is -1, or '-1'. A warning calls the values `what`."""
+    """Texts as integers if all are integers, else as texts; a missing one is -1 or '-1'. A warning calls the values `what`."""
     try:
         return np.array([UNLABELED if value in MISSING else integer(value) for value in values], np.int64)
     except (ValueError, OverflowError):
@@ -44,7 +44,7 @@ def is_integer(text: str) -> bool:
 def understood(what: str, given: np.ndarray) -> np.ndarray:
     """Values [N] or [N, 1] as integers or text [N], with -1 or '-1' for one that is masked, NaN, None, or pandas' NA.
 
-    Whole floats are integers; text stays text. Anything else is given back, to be refused by who knows what is needed.
+    Whole floats are integers; text stays text. Anything else is returned as it is, for the caller to refuse.
     """
     given = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
     masked, values = np.ma.getmaskarray(given), np.ma.getdata(given)
