@@ -173,8 +173,7 @@ def _accepted(
         if is_first():
             run.check_place(workdir, is_several=settings.is_several)
         if is_first() and not options.dry_run:  # before anything there is read
-            say = functools.partial(print, file=sys.stderr)
-            until_the_end.enter_context(lock.owned([workdir / name for name in names], say))
+            until_the_end.enter_context(lock.owned([workdir / name for name in names]))
         is_new = options.overwrite or not is_first()
         return settings, workdir, (None, {}) if is_new else run.noted(workdir, names, settings.rounds)
 

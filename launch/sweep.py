@@ -102,7 +102,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
     name = name if options.file else folder.resolve().name or name
     check_place(folder, is_several=True)
-    until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
+    until_the_end.enter_context(owned([folder]))
     _write(folder, {"name": name, "about": table.about, "x": table.x, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]

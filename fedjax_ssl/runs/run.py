@@ -18,7 +18,7 @@ from fedjax_ssl.options import plural
 from fedjax_ssl.runs import changes, loop, provenance
 from fedjax_ssl.runs.checkpoint import Checkpoints, is_unfinished
 from fedjax_ssl.runs.clients import CLIENTS, ClientsLog
-from fedjax_ssl.runs.lock import check_owned, owned
+from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.progress import Progress
 from fedjax_ssl.runs.signals import Stop
@@ -238,9 +238,6 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             stack.enter_context(closing(tracker))
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
         for done, rows, states in rounds:
-            with _refusing():
-                for folder in opened:
-                    check_owned(folder.path)
             if (now := layout.after(experiment.simulator.execution)) != layout or watch.is_waiting:
                 layout = now
                 watch.compare(layout)

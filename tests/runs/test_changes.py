@@ -16,8 +16,8 @@ from fedjax_ssl.models import MODELS
 from fedjax_ssl.origins import origin
 from fedjax_ssl.runs import changes, provenance
 from launch import evaluate, sweep
-from tests import average
-from tests.commands import ROOT, refused, succeeded
+from tests import average, commands
+from tests.commands import refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 OWN = """
@@ -43,7 +43,7 @@ def own(**given):
 fedjax_ssl.register_method("own", own)
 fedjax_ssl.register_model("net", Net)
 """
-CONFIG = OWN + (ROOT / "tests" / "experiment" / "commands.py").read_text().split('CONFIG = """')[1].split('"""')[0]
+CONFIG = OWN + commands.CONFIG
 
 
 @pytest.fixture
