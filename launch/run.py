@@ -10,7 +10,6 @@ what the newest checkpoint has.
 
 import argparse
 import contextlib
-import functools
 import logging
 import os
 import pathlib
@@ -162,7 +161,7 @@ def _accepted(
     from fedjax_ssl.experiment.layout import Layout
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.files import plain
-    from fedjax_ssl.runs import changes, extension, hosts, lock, overwrite, provenance, run, trackers
+    from fedjax_ssl.runs import changes, hosts, lock, overwrite, provenance, run, trackers
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
     def began() -> tuple[Settings, pathlib.Path, tuple[Layout | None, dict[str, int]]]:
@@ -188,16 +187,11 @@ def _accepted(
 
     hosts.check_alike(alike)
 
-    @functools.cache
-    def dependence(rounds: int) -> str:
-        before = build.drawn_runs(settings.model_copy(update={"rounds": rounds}))  # `build` would log its lines again
-        return extension.dependence(build.assembled(before, experiment.layout, provenance.widths(experiment)), experiment)
-
     def opened() -> None:
         if options.overwrite:
             overwrite.remove_all(run.folders(experiment, workdir), run.OURS)
         for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), dependence=dependence)
+            run.open_workdir(folder, own.settings.to_dict(), experiment)
 
     hosts.together(opened if is_first() and not options.dry_run else lambda: None)
     return experiment, workdir

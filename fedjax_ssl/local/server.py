@@ -56,7 +56,7 @@ class Broadcast(NamedTuple):
     weights: Weights  # the global model
     learning_rate: Number
     round: Array = 0  # the number of the round, from 0
-    rounds: Array = 1  # how many rounds the run has
+    rounds: Array | None = None  # how many rounds the run has, for a method whose `Requires.rounds` says so
     own: PyTree = ()  # what a method adds
 
 

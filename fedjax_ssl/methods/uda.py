@@ -64,4 +64,5 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
         return local.supervised_gradient(task, data.labeled, selection=selection(data.round, data.rounds))
 
     work = local.server_work(task, server, annealed)
-    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"), work=work)
+    method = local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"), work=work)
+    return method._replace(requires=method.requires._replace(rounds=options.tsa != "none"))

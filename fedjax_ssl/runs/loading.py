@@ -74,8 +74,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
         raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
     if len(complete_lines((log := log_of(folder)).path)) >= found[0]:  # else it is gone, and the checkpoint alone counts
         check_same_run(log, found[0], checkpoints.log)
-    known = provenance.programs(experiment, experiment.layout)
-    changes.warn({folder: provenance.changed(folder / RUN, settings, known)}, changes.LOADED)
+    program = provenance.program(experiment)
+    changes.warn({folder: provenance.changed(folder / RUN, settings, program)}, changes.LOADED)
     return experiment, found[1]
 
 

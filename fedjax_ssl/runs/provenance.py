@@ -40,9 +40,9 @@ def write(
     experiment: Experiment,
     layout: Layout,
     command: Sequence[str] = (),
-    programs: Mapping[str, Any] | None = None,
+    program: Mapping[str, str] | None = None,
 ) -> None:
-    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `programs` as `programs` has them."""
+    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `program` as `program` has it."""
     digests = data_digests(experiment)
     of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
     dataset = dataset_digest(experiment.dataset, experiment.stored_shape)
@@ -50,21 +50,23 @@ def write(
         is_new, before = not path.exists(), read_json(path) if path.exists() else {}
         noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
         noted |= {"dataset": dataset, "unread": sorted(experiment.unread)}  # for reports, with keys of the config
-        noted |= {"examples": examples, "command": command, "programs": changes.first_of(before, programs or {})}
+        first = before.get("program", {})  # stays, so that each later call says that another one has run it
+        noted |= {"examples": examples, "command": command}
+        noted |= {"program": first if program and first.get("of") == program["of"] else program or first}
         noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
         began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
         write_json(path, noted | began)
 
 
-def changed(path: pathlib.Path, settings: Settings, known: Mapping[str, Any] | None = None) -> str:
-    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
+def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:
+    """What of the code is not that of the run with a `run.json`, which may be there, as `changes.changed` says it."""
+    return changes.changed(read_json(path) if path.exists() else {}, settings, sources(), program or {})
 
-    `known` are `programs` that are compared, too.
-    """
-    noted = read_json(path) if path.exists() else {}
-    if found := " and ".join(filter(None, [changes.changed(noted, settings), changes.of_package(noted, sources())])):
-        return found
-    return changes.other_program(noted, settings, known or {})
+
+def program(experiment: Experiment) -> dict[str, str]:
+    """A digest of what the user's own code computes, and one of what else the program depends on."""
+    execution = experiment.settings.execution
+    return changes.program(experiment, software(), jax.default_backend(), experiment.layout.conv, execution.dtype)
 
 
 def _began(settings: Settings) -> dict[str, Any]:
@@ -84,47 +86,6 @@ def check_began(path: pathlib.Path, settings: Settings) -> None:
     if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
         shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
         raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")
-
-
-def programs(experiment: Experiment, layout: Layout, predict: str | None = None) -> dict[str, dict[str, str]]:
-    """Digests of the programs of an experiment, and of what has to be the same where they are compared.
-
-    `predict` is what `changes.predicting` says, if that is known. That of a round is there once it is compiled.
-    """
-    predict = changes.predicting(experiment) if predict is None else predict
-    settings, here = experiment.settings, machine()
-    of_rounds = settings.rounds, settings.client.on_nonfinite, settings.diagnostics.clients_every, len(experiment.runs)
-    known = {"predict": predict, "round": experiment.simulator.digest if predict else ""}
-    of_network = here["platform"], layout.conv, software()
-    of = {"predict": changes.key(*of_network), "round": changes.key(here, layout._asdict(), *of_rounds)}
-    return {name: {"digest": digest, "of": of[name]} for name, digest in known.items() if digest}
-
-
-class Programs:
-    """Whether the user's own method and network still make the programs that runs began with; says it once."""
-
-    def __init__(self, experiment: Experiment, paths: Sequence[pathlib.Path]) -> None:
-        self._experiment, self._predict = experiment, changes.predicting(experiment)
-        noted = [(path.parent, read_json(path) if path.exists() else {}) for path in paths]
-        self._runs = [(*one, run.settings) for one, run in zip(noted, experiment.runs, strict=True)]
-        self.known: dict[str, dict[str, str]] = {}
-        self._has_said = False
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the program of a round is not known yet."""
-        return bool(self._predict) and "round" not in self.known
-
-    def compare(self, layout: Layout) -> None:
-        """Compares the programs that are known by now."""
-        self.known = programs(self._experiment, layout, self._predict)
-        if not self._has_said:
-            said = {
-                path: changes.changed(noted, own) or changes.other_program(noted, own, self.known)
-                for path, noted, own in self._runs
-            }
-            changes.warn(said, changes.GOES_ON)
-            self._has_said = any(said.values())
 
 
 def widths(experiment: Experiment) -> dict[str, int]:
@@ -168,7 +129,8 @@ def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
 
     ValueError where they would go on with other random draws.
     """
-    here, changes = machine() | layout._asdict(), dict[str, pathlib.Path]()
+    here, differing = machine() | layout._asdict(), dict[str, pathlib.Path]()
+    del here["fedjax_ssl"]  # `changed` says it
     for path in filter(pathlib.Path.exists, paths):
         noted = read_json(path)
         there = {**noted.get("machine", {}), **noted.get("layout", {})}
@@ -177,9 +139,9 @@ def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
                 why = "which changes all random draws: set it as it was, or start anew with --overwrite"
                 raise ValueError(f"{path.parent}: its run began with {key}={there[key]} and not {here[key]}, {why}")
         if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
-            changes.setdefault(", ".join(found), path.parent)
-    for differing, folder in changes.items():
-        _log.warning("%s: going on with other rounding: %s", folder, differing)
+            differing.setdefault(", ".join(found), path.parent)
+    for what, folder in differing.items():
+        _log.warning("%s: going on with other rounding: %s", folder, what)
 
 
 def machine() -> dict[str, str | int | bool | None]:

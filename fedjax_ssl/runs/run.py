@@ -4,7 +4,7 @@ import itertools
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
@@ -45,18 +45,13 @@ def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]
     return [workdir / run.name for run in experiment.runs]
 
 
-def open_workdir(
-    workdir: pathlib.Path,
-    config: Mapping[str, Any],
-    *,
-    dependence: Callable[[int], str] | None = None,
-) -> None:
+def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], experiment: Experiment | None = None) -> None:
     """Makes a run's folder with its config, or checks the config that is there.
 
     A key that the folder's config lacks counts with its default, except one of `method` or `model`. Raises ValueError with the
-    keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
-    config may have more rounds than the folder's: given the number there, it says what in the run depends on it, and is empty
-    where nothing does. `run` then writes the new config, once the folder's other files and the data are accepted, too.
+    keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With its `experiment` the
+    config may have more rounds than the folder's, where nothing in a round depends on their number. `run` then writes the new
+    config, once the folder's other files and the data are accepted, too.
     """
     with owned([workdir]):
         _check_kinds(workdir)
@@ -67,7 +62,7 @@ def open_workdir(
             if MetricsLog(workdir).rows():
                 raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
         if path.exists():
-            _check_config(path, config, dependence)
+            _check_config(path, config, experiment)
         else:
             write_json(path, config)
 
@@ -91,27 +86,48 @@ def _check_kinds(workdir: pathlib.Path) -> None:
             raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")
 
 
-def _check_config(path: pathlib.Path, config: Mapping[str, Any], dependence: Callable[[int], str] | None) -> None:
-    """Raises ValueError where a folder's config is another experiment's; `dependence` as for `open_workdir`."""
+def _check_config(path: pathlib.Path, config: Mapping[str, Any], experiment: Experiment | None) -> None:
+    """Raises ValueError where a folder's config is another experiment's; `experiment` as for `open_workdir`."""
     there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
     there = {key: value for key, value in defaults.items() if key in here} | there
     differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
-    if differing == ["rounds"] and dependence is not None:
-        _check_rounds(path.parent, there["rounds"], here["rounds"], dependence)
+    if differing == ["rounds"] and experiment is not None:
+        _check_rounds(path.parent, there["rounds"], experiment)
     elif differing:
         shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
         instead = "give another --workdir, or --overwrite to start anew"
         raise ValueError(f"{path.parent} holds another experiment: {shown}; {instead}")
 
 
-def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Callable[[int], str]) -> None:
-    """Raises ValueError where a run of `there` rounds cannot become one of `here` rounds."""
+def _check_rounds(workdir: pathlib.Path, there: int, experiment: Experiment) -> None:
+    """Raises ValueError where a run of `there` rounds cannot become one of as many as the experiment has."""
+    here = experiment.settings.rounds
     instead = "or another --workdir, or --overwrite to start anew"
     if not isinstance(there, int) or here < there:
         raise ValueError(f"rounds: got {here} with a run of {there} in {workdir}, accepted: {there} or more, {instead}")
-    if why := dependence(there):
+    if why := dependence(experiment, there):
         what = f"got {here} with a run of {there} in {workdir}, whose results depend on their number ({why})"
         raise ValueError(f"rounds: {what}, accepted: {there}, {instead}")
+
+
+def dependence(experiment: Experiment, before: int) -> str:
+    """What in an experiment depends on the number of rounds, of which there were `before`, in words; empty: nothing does.
+
+    Schedules that end with the last round, phases that are shares of them, and a method that says so (`Requires.rounds`); no
+    other method gets their number.
+    """
+    settings = experiment.settings
+    found = [
+        f"{key}={value}"
+        for key, value in flattened(plain(settings.to_dict())).items()
+        if key.endswith(".schedule") and value != "constant" and key not in experiment.unread
+    ]
+    for options in (run.settings.method_options() for run in experiment.runs):
+        now, then = (options.for_rounds(rounds).model_dump() for rounds in (settings.rounds, before))
+        found += [f"method.{key}={getattr(options, key)}" for key in now if now[key] != then[key]]
+    if experiment.method.requires.rounds:
+        found.append(f"method.name={settings.method['name']}, which reads the number of rounds")
+    return ", ".join(dict.fromkeys(found))
 
 
 def is_finished(folder: pathlib.Path, rounds: int) -> bool:
@@ -198,8 +214,8 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
             if i not in left:
                 write_json(path / CONFIG, experiment.runs[i].settings.to_dict())
     ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
-    known = provenance.programs(experiment, experiment.layout) if ended else {}
-    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings, known) for i in ended}
+    program = provenance.program(experiment) if ended else {}
+    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings, program) for i in ended}
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
@@ -223,9 +239,10 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     with _refusing():
         provenance.warn_of_changes(run_files, layout)
         begun = _restore(experiment, opened)
-    watch = provenance.Programs(experiment, run_files)
-    watch.compare(layout)
-    provenance.write(run_files, experiment, layout, command, watch.known)
+    program = provenance.program(experiment)
+    said = [provenance.changed(path, own.settings, program) for path, own in zip(run_files, experiment.runs, strict=True)]
+    changes.warn(dict(zip((folder.path for folder in opened), said, strict=True)), changes.GOES_ON)
+    provenance.write(run_files, experiment, layout, command, program)
     for own, folder in zip(experiment.runs, opened, strict=True):
         write_json(folder.path / CONFIG, own.settings.to_dict())
         folder.log.begins = provenance.begins(folder.path / RUN)
@@ -238,10 +255,9 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             stack.enter_context(closing(tracker))
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
         for done, rows, states in rounds:
-            if (now := layout.after(experiment.simulator.execution)) != layout or watch.is_waiting:
+            if (now := layout.after(experiment.simulator.execution)) != layout:
                 layout = now
-                watch.compare(layout)
-                provenance.write(run_files, experiment, layout, command, watch.known)
+                provenance.write(run_files, experiment, layout, command, program)
             for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
                 of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:

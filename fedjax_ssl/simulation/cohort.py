@@ -9,7 +9,9 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.system import System, are_there
 
 
-def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: System | None, data: FederatedData) -> Cohort:
+def draw(
+    key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None, system: System | None, data: FederatedData
+) -> Cohort:
     """The cohort of a round by the rules of `system`; None: `sample`.
 
     Weighted: without replacement, one after another with probabilities proportional to the number of examples among those
@@ -32,7 +34,7 @@ def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: 
     return Cohort(ids, round, rounds, there[ids] & (chosen > -jnp.inf))
 
 
-def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int) -> Cohort:
+def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None) -> Cohort:
     """The cohort of a round (int32 scalar, from 0): M of K clients, uniformly without replacement.
 
     Floyd's algorithm, whose cost depends on M alone, not on K. `key` is the run's root key.

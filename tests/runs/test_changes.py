@@ -70,7 +70,12 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert (folder / "registered" / "model-1" / "mine.py").read_bytes() == first
 
     assert said(succeeded(*words, "--stop_after=3")) == ""
-    (tmp_path / "scale.txt").write_text("0.5")
+    (tmp_path / "scale.txt").write_text("0.5")  # no file that registers anything, but what one of them reads
+    with caplog.at_level("WARNING"):
+        fedjax_ssl.load(folder)
+    (loaded,) = caplog.messages
+    assert loaded.endswith(f"though its files are the same: see what they import or read; {changes.LOADED}")
+    caplog.clear()
     assert said(succeeded(*words, "--stop_after=4")) == (
         f"{folder}: the code of method.name=own (mine.py, average.py) and model.name=net (mine.py) computes something else "
         f"than before, though its files are the same: see what they import or read; {changes.GOES_ON}"
@@ -194,6 +199,7 @@ def test_what_no_file_has_counts_as_changed_only_where_it_was_a_file():
 
 def test_other_files_of_the_package_are_said(tmp_path, finished):
     noted = read_json(finished / "run.json")
-    assert provenance.changed(finished / "run.json", fedjax_ssl.load(finished)[0].settings) == ""
-    assert changes.of_package(noted, "another digest") == "the files of the package have changed since"
-    assert changes.of_package({}, "another digest") == ""
+    settings = fedjax_ssl.load(finished)[0].settings
+    assert provenance.changed(finished / "run.json", settings) == ""
+    assert changes.changed(noted, settings, "another digest", {}) == "the files of the package have changed since"
+    assert changes.changed({}, settings, "another digest", {}) == ""
