@@ -30,9 +30,10 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.files import plain, replacing, write_json
 from fedjax_ssl.report import tables
 from fedjax_ssl.report.tables import Spread, Table
+from fedjax_ssl.runs.folder import EVALUATION
 from fedjax_ssl.runs.loading import load, run_folders
 from fedjax_ssl.runs.provenance import dataset_digest
-from fedjax_ssl.runs.run import EVALUATION, diverged
+from fedjax_ssl.runs.run import diverged
 from fedjax_ssl.simulation.round import RunState
 
 from . import arguments, command

@@ -161,7 +161,7 @@ def _accepted(
     from fedjax_ssl.experiment.layout import Layout
     from fedjax_ssl.experiment.settings import Settings
     from fedjax_ssl.files import plain
-    from fedjax_ssl.runs import changes, hosts, lock, overwrite, provenance, run, trackers
+    from fedjax_ssl.runs import changes, folder, hosts, lock, overwrite, provenance, run, trackers
     from fedjax_ssl.simulation.distributed import exchanged, is_first
 
     def began() -> tuple[Settings, pathlib.Path, tuple[Layout | None, dict[str, int]]]:
@@ -170,7 +170,7 @@ def _accepted(
         default = pathlib.Path("runs", config.name, *([] if settings.is_several else [str(settings.seed)]))
         workdir, names = pathlib.Path(os.path.expanduser(options.workdir or default)), [one.name for one in runs_of(settings)]
         if is_first():
-            run.check_place(workdir, is_several=settings.is_several)
+            folder.check_place(workdir, is_several=settings.is_several)
         if is_first() and not options.dry_run:  # before anything there is read
             until_the_end.enter_context(lock.owned([workdir / name for name in names]))
         is_new = options.overwrite or not is_first()
@@ -189,9 +189,9 @@ def _accepted(
 
     def opened() -> None:
         if options.overwrite:
-            overwrite.remove_all(run.folders(experiment, workdir), run.OURS)
-        for own, folder in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), experiment)
+            overwrite.remove_all(run.folders(experiment, workdir), folder.OURS)
+        for own, path in zip(experiment.runs, run.folders(experiment, workdir), strict=True):
+            folder.open_workdir(path, own.settings.to_dict(), experiment)
 
     hosts.together(opened if is_first() and not options.dry_run else lambda: None)
     return experiment, workdir

@@ -35,9 +35,9 @@ from fedjax_ssl.options import parse, plural
 from fedjax_ssl.report import tables
 from fedjax_ssl.report.cells import NUMBER, SWEEP, grid
 from fedjax_ssl.report.groups import short
+from fedjax_ssl.runs.folder import check_place
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.provenance import git_commit, processor
-from fedjax_ssl.runs.run import check_place
 
 from . import arguments, command, prepare
 from .jobs import Done, Queue

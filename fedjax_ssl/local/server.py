@@ -1,7 +1,7 @@
 """What the server does in a method with one global model: aggregation, training on its labels, batch-norm statistics."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ class Broadcast(NamedTuple):
     weights: Weights  # the global model
     learning_rate: Number
     round: Array = 0  # the number of the round, from 0
-    rounds: Array | None = None  # how many rounds the run has, for a method whose `Requires.rounds` says so
+    rounds: Any = None  # how many rounds the run has; None unless `Requires.rounds`
     own: PyTree = ()  # what a method adds
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from fedjax_ssl.options import Count, Fraction, Model, parse
 from fedjax_ssl.report.runs import Run, read_object
 from fedjax_ssl.runs.clients import ClientsLog
-from fedjax_ssl.runs.run import EVALUATION
+from fedjax_ssl.runs.folder import EVALUATION
 
 
 class ClientsFile(Model, extra="ignore"):

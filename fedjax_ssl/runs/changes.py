@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from fedjax_ssl import methods, models
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.files import make_folder, plain, replacing
+from fedjax_ssl.files import make_folder, read_json, replacing
 from fedjax_ssl.origins import Origin, origin
+from fedjax_ssl.runs.provenance import software, sources
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import run_round
 from fedjax_ssl.simulation.source import DeviceSource, RunInputs
@@ -62,13 +63,12 @@ def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> 
     return history
 
 
-def changed(noted: Mapping[str, Any], settings: Settings, sources: str, program: Mapping[str, str]) -> str:
-    """What of the code is not that of the run whose `run.json` was `noted`, in words; empty: nothing.
+def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:
+    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
 
-    `sources` is a digest of the package's own files, `program` what the function of that name says now, or empty: not asked.
-    What a run of an older version did not note counts as the same.
+    `program` is what the function of that name says now; None: not asked. What an older version did not note is the same.
     """
-    here, found = origins(settings), []
+    noted, here, found = read_json(path) if path.exists() else {}, origins(settings), list[str]()
     names = {group: f"{group}.name={getattr(settings, group)['name']}" for group in ("method", "model")}
     for group, name in names.items() if REGISTERED in noted else ():
         before, now = noted[REGISTERED].get(group, []), here.get(group)
@@ -79,7 +79,7 @@ def changed(noted: Mapping[str, Any], settings: Settings, sources: str, program:
             found.append(f"{len(before)} versions of the files that register {name} ({now}) have run it, the last one: {those}")
         else:
             found.append(f"{name} is registered by other files than before ({now or 'the package'}); {those}")
-    if noted.get("machine", {}).get("fedjax_ssl", sources) != sources:
+    if noted.get("machine", {}).get("fedjax_ssl", sources()) != sources():
         found.append("the files of the package have changed since")
     before = noted.get("program", {})
     if not found and program and before.get("of") == program["of"] and before["digest"] != program["digest"]:
@@ -105,10 +105,10 @@ def lines(said: Mapping[pathlib.Path, str], consequence: str) -> dict[str, str]:
     return found
 
 
-def program(experiment: Experiment, *parts: Any) -> dict[str, str]:
+def program(experiment: Experiment) -> dict[str, str]:
     """A digest of what the user's own code computes, traced and not compiled, and one of what it depends on beside the code.
 
-    The latter is of `parts`; programs that differ there are not compared. Empty where method and network are the package's.
+    Programs that differ in the latter are not compared. Empty where method and network are the package's.
     """
     if not origins(experiment.settings):
         return {}
@@ -121,5 +121,6 @@ def program(experiment: Experiment, *parts: Any) -> dict[str, str]:
         return prepared, run_round(ready, Execution()), predict(state.server, pools[1].images[:2], jnp.ones(2, bool))
 
     lowered = jax.jit(whole).lower(RunInputs(problem.tables[0], problem.first_number), jax.random.key(0), source.pools)
-    texts = {"digest": lowered.as_text(), "of": json.dumps(plain(parts), sort_keys=True, default=str)}
+    beside = software(), jax.default_backend(), experiment.layout.conv, experiment.settings.execution.dtype
+    texts = {"digest": lowered.as_text(), "of": json.dumps(beside, sort_keys=True, default=str)}
     return {name: hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for name, text in texts.items()}

@@ -8,7 +8,7 @@ import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -22,8 +22,7 @@ from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.files import REMEDY, plain, read_json, write_json
-from fedjax_ssl.runs import changes
+from fedjax_ssl.files import REMEDY, plain, read_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 OF_DRAWS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset")
@@ -35,41 +34,7 @@ HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "
 _log = logging.getLogger(__name__)
 
 
-def write(
-    paths: Sequence[pathlib.Path],
-    experiment: Experiment,
-    layout: Layout,
-    command: Sequence[str] = (),
-    program: Mapping[str, str] | None = None,
-) -> None:
-    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `program` as `program` has it."""
-    digests = data_digests(experiment)
-    of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
-    dataset = dataset_digest(experiment.dataset, experiment.stored_shape)
-    for path, data, examples, run in zip(paths, digests, of_examples, experiment.runs, strict=True):
-        is_new, before = not path.exists(), read_json(path) if path.exists() else {}
-        noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        noted |= {"dataset": dataset, "unread": sorted(experiment.unread)}  # for reports, with keys of the config
-        first = before.get("program", {})  # stays, so that each later call says that another one has run it
-        noted |= {"examples": examples, "command": command}
-        noted |= {"program": first if program and first.get("of") == program["of"] else program or first}
-        noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
-        began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
-        write_json(path, noted | began)
-
-
-def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:
-    """What of the code is not that of the run with a `run.json`, which may be there, as `changes.changed` says it."""
-    return changes.changed(read_json(path) if path.exists() else {}, settings, sources(), program or {})
-
-
-def program(experiment: Experiment) -> dict[str, str]:
-    """A digest of what the user's own code computes, and one of what else the program depends on."""
-    execution = experiment.settings.execution
-    return changes.program(experiment, software(), jax.default_backend(), experiment.layout.conv, execution.dtype)
-
-
-def _began(settings: Settings) -> dict[str, Any]:
+def began(settings: Settings) -> dict[str, Any]:
     """What makes a run another one, and stays as it is however often it goes on: its config without the number of rounds."""
     return {key: value for key, value in identity(flattened(plain(settings.to_dict()))).items() if key != "rounds"}
 
@@ -82,7 +47,7 @@ def begins(path: pathlib.Path) -> bytes:
 
 def check_began(path: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError where a `run.json`, which may be there, is of a run of another config."""
-    there, here = read_json(path).get("began", {}) if path.exists() else {}, _began(settings)
+    there, here = read_json(path).get("began", {}) if path.exists() else {}, began(settings)
     if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
         shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
         raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")
@@ -130,7 +95,7 @@ def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
     ValueError where they would go on with other random draws.
     """
     here, differing = machine() | layout._asdict(), dict[str, pathlib.Path]()
-    del here["fedjax_ssl"]  # `changed` says it
+    del here["fedjax_ssl"]  # `changes.changed` says it
     for path in filter(pathlib.Path.exists, paths):
         noted = read_json(path)
         there = {**noted.get("machine", {}), **noted.get("layout", {})}

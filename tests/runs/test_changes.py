@@ -10,11 +10,11 @@ from flax import linen as nn
 from flax import nnx
 
 import fedjax_ssl
-from fedjax_ssl.files import read_json
+from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
 from fedjax_ssl.origins import origin
-from fedjax_ssl.runs import changes, provenance
+from fedjax_ssl.runs import changes
 from launch import evaluate, sweep
 from tests import average, commands
 from tests.commands import refused, succeeded
@@ -200,6 +200,6 @@ def test_what_no_file_has_counts_as_changed_only_where_it_was_a_file():
 def test_other_files_of_the_package_are_said(tmp_path, finished):
     noted = read_json(finished / "run.json")
     settings = fedjax_ssl.load(finished)[0].settings
-    assert provenance.changed(finished / "run.json", settings) == ""
-    assert changes.changed(noted, settings, "another digest", {}) == "the files of the package have changed since"
-    assert changes.changed({}, settings, "another digest", {}) == ""
+    assert changes.changed(finished / "run.json", settings) == changes.changed(tmp_path / "run.json", settings) == ""
+    write_json(tmp_path / "run.json", noted | {"machine": noted["machine"] | {"fedjax_ssl": "another digest"}})
+    assert changes.changed(tmp_path / "run.json", settings) == "the files of the package have changed since"

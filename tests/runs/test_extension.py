@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.runs.run import dependence
+from fedjax_ssl.runs.folder import dependence
 from tests import average, tiny
 from tests.commands import launch, refused, rows, succeeded
 from tests.runs.test_resume import assert_same_checkpoint

@@ -16,6 +16,7 @@ import pytest
 
 from fedjax_ssl.files import read_json
 from fedjax_ssl.runs import lock, run
+from fedjax_ssl.runs.folder import open_workdir
 from fedjax_ssl.runs.lock import LOCK, OwnedError, owned
 from fedjax_ssl.runs.log import MetricsLog
 from tests.commands import content, launch_process, refused, succeeded
@@ -129,9 +130,9 @@ def test_a_notebook_takes_the_folders_too_and_what_it_calls_may_ask_for_them_aga
     experiment = types.SimpleNamespace(runs=[types.SimpleNamespace(name="3")], settings=types.SimpleNamespace(rounds=2))
     folder = tmp_path / "3"
     with owned([folder]):
-        run.open_workdir(folder, {})
+        open_workdir(folder, {})
         assert named(folder) == owner(os.getpid())
-        for call in (lambda: run.open_workdir(folder, {}), lambda: run.run(experiment, tmp_path, run.Stop())):
+        for call in (lambda: open_workdir(folder, {}), lambda: run.run(experiment, tmp_path, run.Stop())):
             with pytest.raises(OwnedError, match=f"--workdir: {folder} is being written to by process {os.getpid()} on"):
                 another_thread(call)
     assert [path.name for path in folder.iterdir()] == ["config.json"]

@@ -14,7 +14,8 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.clients import ClientsLog
-from fedjax_ssl.runs.run import Stop, folders, open_workdir, run
+from fedjax_ssl.runs.folder import folders, open_workdir
+from fedjax_ssl.runs.run import Stop, run
 from tests import disk, tiny
 from tests.commands import rows
 from tests.runs.test_checkpoint import assert_same, state_of
