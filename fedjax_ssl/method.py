@@ -6,7 +6,7 @@ The axis letters are those of `fedjax_ssl.arrays`.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class Cohort(NamedTuple):
 
     ids: Array  # int32 [M], client ids, without repetition
     round: Array  # int32 scalar, the round's number, counted from 0
-    rounds: Array | int = 1  # how many rounds the run has
+    rounds: Any = None  # int or int32 scalar, how many rounds the run has; None unless `Requires.rounds`
     available: Array | None = None  # bool [M], which of them can be reached; None: all
 
 
@@ -59,7 +59,7 @@ class ServerData(NamedTuple):
     true_labels: Array  # int32 [n], of the rows of `unlabeled`, for diagnostics alone
     next_cohort: Examples  # all data [M, n], without labels, of the next round's clients; needs `Requires.next_cohort`
     round: Array  # int32 scalar, the number of the round that ends, counted from 0; in `prepare` 0 as well
-    rounds: Array | int = 1  # how many rounds the run has
+    rounds: Any = None  # int or int32 scalar, how many rounds the run has; None unless `Requires.rounds`
 
 
 class ClientOutput(NamedTuple):
@@ -85,6 +85,7 @@ class Requires(NamedTuple):
     clients: bool = True  # whether clients take part at all; without, the server trains alone
     next_cohort: bool = False  # whether the server reads `ServerData.next_cohort`
     pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool
+    rounds: bool = False  # whether anything reads `Cohort.rounds` or `ServerData.rounds`: then a run cannot get more of them
     all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None in their place
     server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
     views: tuple[str, ...] = VIEWS  # the views that clients train on; a server that has labels always trains on `labeled` ones

@@ -26,8 +26,8 @@ from fedjax_ssl.report import tables
 from fedjax_ssl.report.cells import grid
 from fedjax_ssl.report.statistics import instability
 from fedjax_ssl.runs import sweep
+from fedjax_ssl.runs.folder import check_place
 from fedjax_ssl.runs.lock import owned
-from fedjax_ssl.runs.run import check_place
 from fedjax_ssl.runs.sweep import Cell, Table
 from fedjax_ssl.runs.sweep_queue import Done, Queue
 
@@ -93,7 +93,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     folder = pathlib.Path(options.workdir or pathlib.Path("runs", name)).expanduser()
     name = name if options.file else folder.resolve().name or name
     check_place(folder, is_several=True)
-    until_the_end.enter_context(owned([folder], functools.partial(print, file=sys.stderr)))
+    until_the_end.enter_context(owned([folder]))
     sweep.write(folder, {"name": name, "about": table.about, "x": table.x, "command": _typed(options, extra)}, cells)
     chosen = set(itertools.product(options.rows or table.rows, options.columns or table.columns))
     cells = [cell for cell in cells if (cell.row, cell.column) in chosen]

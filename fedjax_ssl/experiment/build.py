@@ -232,7 +232,8 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
 def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[FederatedData], layout: Layout) -> Experiment:
     """The experiment of runs whose data are split."""
     is_traced = bool(settings.vary) and not settings.vary.startswith("data.")  # programs do not read a split's numbers
-    system = _system(settings) if plan.method().requires.clients else None
+    requires = plan.method().requires
+    system = _system(settings) if requires.clients else None
     tables = [{name: getattr(own, name) for name in TABLES} for own in data]
     if system is not None:
         for own, run in zip(tables, runs, strict=True):
@@ -245,7 +246,7 @@ def _assemble(settings: Settings, runs: tuple[Run, ...], plan: Plan, data: list[
         seeds=tuple(run.settings.seed for run in runs),
         numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
         spec=plan.spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
-        rounds=settings.rounds,
+        rounds=settings.rounds if requires.rounds else None,
         on_host=settings.execution.data != "device",
         on_disk=settings.execution.data == "disk",
         system=system,

@@ -1,7 +1,7 @@
 """What the server does in a method with one global model: aggregation, training on its labels, batch-norm statistics."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class Broadcast(NamedTuple):
     weights: Weights  # the global model
     learning_rate: Number
     round: Array = 0  # the number of the round, from 0
-    rounds: Array = 1  # how many rounds the run has
+    rounds: Any = None  # how many rounds the run has; None unless `Requires.rounds`
     extra: PyTree = ()  # what a method adds
 
 

@@ -95,7 +95,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
 
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(task, client, server, update, views=("weak",), work=server_work(task, server, options))
-    requires = method.requires._replace(server_training=("after",))
+    requires = method.requires._replace(rounds=True, server_training=("after",))
     return method._replace(init=init, broadcast=broadcast, requires=requires)
 
 

@@ -90,7 +90,8 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
         return state, {**metrics, **sent}
 
     changed = method._replace(init=init, server_update=server_update, aggregator="stack")
-    return changed._replace(parameters=lambda upload: upload.weights.params)
+    requires = method.requires._replace(rounds=True)
+    return changed._replace(parameters=lambda upload: upload.weights.params, requires=requires)
 
 
 def upload_share(options: FedSiamDOptions, rounds: jax.Array | int, number: jax.Array) -> jax.Array:

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from fedjax_ssl.options import Count, Fraction, Model, parse
 from fedjax_ssl.runs.clients import ClientsLog
+from fedjax_ssl.runs.folder import EVALUATION
 from fedjax_ssl.runs.reading import Run, read_object
-from fedjax_ssl.runs.run import EVALUATION
 
 
 class ClientsFile(Model, extra="ignore"):

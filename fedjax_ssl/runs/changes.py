@@ -1,26 +1,28 @@
 """Whether a run's method and network, where they are the user's own, are still those that it began with.
 
-`run.json` has digests of the files that registered them, in the order in which the run had them, and of the programs that
-predict and run a round, which tell of what those files import. A run's folder has copies of the files.
+`run.json` has digests of the files that registered them, in the order in which the run had them, and of the program that they
+make, which tells of what those files import. A run's folder has copies of the files.
 """
 
 import hashlib
 import json
 import logging
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.files import make_folder, plain, replacing
+from fedjax_ssl.files import make_folder, read_json, replacing
 from fedjax_ssl.origins import Origin, origin
+from fedjax_ssl.runs.provenance import software, sources
+from fedjax_ssl.simulation.execution import Execution
+from fedjax_ssl.simulation.round import run_round
+from fedjax_ssl.simulation.source import DeviceSource, RunInputs
 
 REGISTERED = "registered"
 """The name of the digests in `run.json`, and of the folder with copies."""
@@ -61,39 +63,30 @@ def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> 
     return history
 
 
-def changed(noted: Mapping[str, Any], settings: Settings) -> str:
-    """How the files are others than those of the run whose `run.json` was `noted`, in words; empty: they are the same.
+def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:
+    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
 
-    A run of a version that noted none counts as the same.
+    `program` is what the function of that name says now; None: not asked. What an older version did not note is the same.
     """
-    here, found = origins(settings), []
-    for group in ("method", "model") if REGISTERED in noted else ():
-        before, now, name = (
-            noted[REGISTERED].get(group, []),
-            here.get(group),
-            f"{group}.name={getattr(settings, group)['name']}",
-        )
+    noted, here, found = read_json(path) if path.exists() else {}, origins(settings), list[str]()
+    names = {group: f"{group}.name={getattr(settings, group)['name']}" for group in ("method", "model")}
+    for group, name in names.items() if REGISTERED in noted else ():
+        before, now = noted[REGISTERED].get(group, []), here.get(group)
         if before == ([now.digest] if now else []):
             continue
-        where = f"{REGISTERED}/{group}-{len(before)} of the run's folder"
-        if not before:
-            found.append(f"{name} is registered by files that were not there when it began ({now})")
-        elif now and before[-1] == now.digest:
-            found.append(
-                f"{len(before)} versions of the files that register {name} ({now}) have run it, the last one is in {where}"
-            )
+        those = f"those are in {REGISTERED}/{group}-{len(before)} of the run's folder" if before else "there were none"
+        if now and before[-1:] == [now.digest]:
+            found.append(f"{len(before)} versions of the files that register {name} ({now}) have run it, the last one: {those}")
         else:
-            found.append(
-                f"{name} is registered by other files than before ({now or 'the package'}); what they were is in {where}"
-            )
+            found.append(f"{name} is registered by other files than before ({now or 'the package'}); {those}")
+    if noted.get("machine", {}).get("fedjax_ssl", sources()) != sources():
+        found.append("the files of the package have changed since")
+    before = noted.get("program", {})
+    if not found and program and before.get("of") == program["of"] and before["digest"] != program["digest"]:
+        code = " and ".join(f"{names[group]} ({one})" for group, one in here.items())
+        same = "though its files are the same: see what they import or read"
+        found.append(f"the code of {code} computes something else than before, {same}")
     return " and ".join(found)
-
-
-def of_package(noted: Mapping[str, Any], sources: str) -> str:
-    """Words for a run that the package's own files, whose digest is `sources`, are not those of; empty: they are."""
-    return (
-        "the files of the package have changed since" if noted.get("machine", {}).get("fedjax_ssl", sources) != sources else ""
-    )
 
 
 def warn(said: Mapping[pathlib.Path, str], consequence: str) -> None:
@@ -112,42 +105,22 @@ def lines(said: Mapping[pathlib.Path, str], consequence: str) -> dict[str, str]:
     return found
 
 
-def predicting(experiment: Experiment) -> str:
-    """A digest of the program that evaluates, where method or network are one's own; else empty. Traced, not compiled."""
-    if not origins(experiment.settings):
-        return ""
-    spec = experiment.problem.spec
-    server, _ = jax.eval_shape(lambda key: experiment.method.init(key, spec), jax.random.key(0))
-    images = experiment.problem.test.images[:2]
-    predict = next(iter(experiment.method.predict.values()))
-    program = jax.make_jaxpr(predict)(server, jnp.asarray(images), jnp.ones(len(images), bool))
-    found = hashlib.blake2b(re.sub(r" at 0x[0-9a-f]+", "", str(program.jaxpr)).encode(), digest_size=16)
-    for array in program.consts:
-        found.update(np.asarray(array).tobytes())
-    return found.hexdigest()
+def program(experiment: Experiment) -> dict[str, str]:
+    """A digest of what the user's own code computes, traced and not compiled, and one of what it depends on beside the code.
 
-
-def key(*parts: Any) -> str:
-    """A digest of what two programs have to have in common to be compared."""
-    return hashlib.blake2b(json.dumps(plain(parts), sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
-
-
-def first_of(noted: Mapping[str, Any], programs: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The programs for a `run.json`: the first ones, so that each later call says that they have changed, if comparable."""
-    before = noted.get("programs", {})
-    return {**before, **{name: one for name, one in programs.items() if before.get(name, {}).get("of") != one["of"]}}
-
-
-def other_program(noted: Mapping[str, Any], settings: Settings, programs: Mapping[str, Mapping[str, str]]) -> str:
-    """Words for a run of which one of the programs, by their names, is another than in its `run.json`; empty: none is.
-
-    Those of another machine, version or layout are not compared.
+    Programs that differ in the latter are not compared. Empty where method and network are the package's.
     """
-    before = noted.get("programs", {})
-    pairs = [(before[name], now) for name, now in programs.items() if name in before]
-    if all(old["of"] != now["of"] or old["digest"] == now["digest"] for old, now in pairs):
-        return ""
-    names = " and ".join(f"{group}.name={getattr(settings, group)['name']} ({one})" for group, one in origins(settings).items())
-    return (
-        f"the code of {names} computes something else than before, though its files are the same: see what they import or read"
-    )
+    if not origins(experiment.settings):
+        return {}
+    problem, source = experiment.problem, DeviceSource(experiment.problem)
+
+    def whole(inputs: RunInputs, key: jax.Array, pools: tuple) -> tuple:
+        state, prepared = source.initialize(inputs, key, pools)
+        ready = source.open(state, inputs, pools)
+        predict = next(iter(ready.method.predict.values()))
+        return prepared, run_round(ready, Execution()), predict(state.server, pools[1].images[:2], jnp.ones(2, bool))
+
+    lowered = jax.jit(whole).lower(RunInputs(problem.tables[0], problem.first_number), jax.random.key(0), source.pools)
+    beside = software(), jax.default_backend(), experiment.layout.conv, experiment.settings.execution.dtype
+    texts = {"digest": lowered.as_text(), "of": json.dumps(beside, sort_keys=True, default=str)}
+    return {name: hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for name, text in texts.items()}

@@ -38,7 +38,8 @@ class Checkpoints(AbstractContextManager):
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
     A checkpoint is written to `<round>.tmp`. Once all of it is on disk the folder gets its name, and then older ones go: a kill
-    or a power cut at any moment leaves the newest whole ones.
+    or a power cut at any moment leaves the newest whole ones. Orbax's CheckpointManager renames and deletes folders without a
+    sync, so that a power cut may take both, and has no checksum and no files that checkpoints share.
 
     Call `restore` before the first `save`, and `close` at the end, or use it as a context manager; saves end in the background.
     With `read_only` nothing in the folder changes, so that another process may be writing to it.

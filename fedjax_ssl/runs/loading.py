@@ -15,8 +15,9 @@ from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.files import read_json
 from fedjax_ssl.runs import changes, provenance
 from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.folder import CONFIG, RUN
 from fedjax_ssl.runs.log import complete_lines
-from fedjax_ssl.runs.run import CONFIG, RUN, check_same_run, log_of
+from fedjax_ssl.runs.run import check_same_run, log_of
 from fedjax_ssl.simulation.round import RunState
 
 Path = str | os.PathLike[str]
@@ -75,8 +76,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
         raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
     if len(complete_lines((log := log_of(folder)).path)) >= found[0]:  # else it is gone, and the checkpoint alone counts
         check_same_run(log, found[0], checkpoints.log)
-    known = provenance.programs(experiment, experiment.layout)
-    changes.warn({folder: provenance.changed(folder / RUN, settings, known)}, changes.LOADED)
+    program = changes.program(experiment)
+    changes.warn({folder: changes.changed(folder / RUN, settings, program)}, changes.LOADED)
     return experiment, found[1]
 
 

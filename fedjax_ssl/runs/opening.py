@@ -1,9 +1,7 @@
 """An experiment and the folder that it runs in, which every process of a job opens together."""
 
-import functools
 import os
 import pathlib
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -15,7 +13,7 @@ from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import plain
 from fedjax_ssl.options import plural
-from fedjax_ssl.runs import changes, extension, hosts, lock, overwrite, provenance, run, trackers
+from fedjax_ssl.runs import changes, folder, hosts, lock, overwrite, provenance, run, trackers
 from fedjax_ssl.simulation.distributed import exchanged, is_first
 
 
@@ -34,10 +32,9 @@ def opened(
         default = pathlib.Path("runs", name, *([] if settings.is_several else [str(settings.seed)]))
         place, names = pathlib.Path(os.path.expanduser(workdir or default)), [one.name for one in runs_of(settings)]
         if is_first():
-            run.check_place(place, is_several=settings.is_several)
+            folder.check_place(place, is_several=settings.is_several)
         if is_first() and not dry_run:  # before anything there is read
-            say = functools.partial(print, file=sys.stderr)
-            until_the_end.enter_context(lock.owned([place / one for one in names], say))
+            until_the_end.enter_context(lock.owned([place / one for one in names]))
         is_new = overwrites or not is_first()
         return settings, place, (None, {}) if is_new else run.noted(place, names, settings.rounds)
 
@@ -52,18 +49,13 @@ def opened(
 
     hosts.check_alike(alike)
 
-    @functools.cache
-    def dependence(rounds: int) -> str:
-        before = build.drawn_runs(settings.model_copy(update={"rounds": rounds}))  # `build` would log its lines again
-        return extension.dependence(build.assembled(before, experiment.layout, provenance.widths(experiment)), experiment)
-
-    folders = run.folders(experiment, place)
+    folders = folder.folders(experiment, place)
 
     def make() -> None:
         if overwrites:
-            overwrite.remove_all(folders, run.OURS)
-        for own, folder in zip(experiment.runs, folders, strict=True):
-            run.open_workdir(folder, own.settings.to_dict(), dependence=dependence)
+            overwrite.remove_all(folders, folder.OURS)
+        for own, path in zip(experiment.runs, folders, strict=True):
+            folder.open_workdir(path, own.settings.to_dict(), experiment)
 
     hosts.together(make if is_first() and not dry_run else lambda: None)
     return experiment, place
@@ -72,7 +64,7 @@ def opened(
 def expectation(experiment: Experiment, workdir: pathlib.Path, stop_after: int | None) -> str:
     """How long the rounds that are left will take, in words; empty where that is not long."""
     rounds = experiment.settings.rounds
-    begun = [run.newest(folder) for folder in run.folders(experiment, workdir) if not run.is_finished(folder, rounds)]
+    begun = [run.newest(one) for one in folder.folders(experiment, workdir) if not run.is_finished(one, rounds)]
     left = (stop_after or rounds) - min(begun, default=rounds)
     if left <= 0 or not estimate.may_be_long(experiment):
         return ""

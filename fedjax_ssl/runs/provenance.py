@@ -8,7 +8,7 @@ import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -23,8 +23,7 @@ from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.files import REMEDY, plain, read_json, write_json
-from fedjax_ssl.runs import changes
+from fedjax_ssl.files import REMEDY, plain, read_json
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax")
 OF_DRAWS = ("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset")
@@ -36,39 +35,7 @@ HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "
 _log = logging.getLogger(__name__)
 
 
-def write(
-    paths: Sequence[pathlib.Path],
-    experiment: Experiment,
-    layout: Layout,
-    command: Sequence[str] = (),
-    programs: Mapping[str, Any] | None = None,
-) -> None:
-    """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `programs` as `programs` has them."""
-    digests = data_digests(experiment)
-    of_examples = data_digests(experiment, devices=False) if experiment.problem.system else digests
-    dataset = dataset_digest(experiment.dataset, experiment.stored_shape)
-    for path, data, examples, run in zip(paths, digests, of_examples, experiment.runs, strict=True):
-        is_new, before = not path.exists(), read_json(path) if path.exists() else {}
-        noted = {"layout": layout._asdict(), "machine": machine(), "data": data, "widths": widths(experiment)}
-        noted |= {"dataset": dataset, "unread": sorted(experiment.unread)}  # for reports, with keys of the config
-        noted |= {"examples": examples, "command": command, "programs": changes.first_of(before, programs or {})}
-        noted |= {changes.REGISTERED: changes.kept(path.parent, before, run.settings)}
-        began = {"began": _began(run.settings)} if is_new else {key: before[key] for key in ("began",) if key in before}
-        write_json(path, noted | began)
-
-
-def changed(path: pathlib.Path, settings: Settings, known: Mapping[str, Any] | None = None) -> str:
-    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
-
-    `known` are `programs` that are compared, too.
-    """
-    noted = read_json(path) if path.exists() else {}
-    if found := " and ".join(filter(None, [changes.changed(noted, settings), changes.of_package(noted, sources())])):
-        return found
-    return changes.other_program(noted, settings, known or {})
-
-
-def _began(settings: Settings) -> dict[str, Any]:
+def began(settings: Settings) -> dict[str, Any]:
     """What makes a run another one, and stays as it is however often it goes on: its config without the number of rounds."""
     return {key: value for key, value in identity(flattened(plain(settings.to_dict()))).items() if key != "rounds"}
 
@@ -81,51 +48,10 @@ def begins(path: pathlib.Path) -> bytes:
 
 def check_began(path: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError where a `run.json`, which may be there, is of a run of another config."""
-    there, here = moved.current(read_json(path).get("began", {})) if path.exists() else {}, _began(settings)
+    there, here = moved.current(read_json(path).get("began", {})) if path.exists() else {}, began(settings)
     if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
         shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
         raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")
-
-
-def programs(experiment: Experiment, layout: Layout, predict: str | None = None) -> dict[str, dict[str, str]]:
-    """Digests of the programs of an experiment, and of what has to be the same where they are compared.
-
-    `predict` is what `changes.predicting` says, if that is known. That of a round is there once it is compiled.
-    """
-    predict = changes.predicting(experiment) if predict is None else predict
-    settings, here = experiment.settings, machine()
-    of_rounds = settings.rounds, settings.client.on_nonfinite, settings.diagnostics.clients_every, len(experiment.runs)
-    known = {"predict": predict, "round": experiment.simulator.digest if predict else ""}
-    of_network = here["platform"], layout.conv, software()
-    of = {"predict": changes.key(*of_network), "round": changes.key(here, layout._asdict(), *of_rounds)}
-    return {name: {"digest": digest, "of": of[name]} for name, digest in known.items() if digest}
-
-
-class Programs:
-    """Whether the user's own method and network still make the programs that runs began with; says it once."""
-
-    def __init__(self, experiment: Experiment, paths: Sequence[pathlib.Path]) -> None:
-        self._experiment, self._predict = experiment, changes.predicting(experiment)
-        noted = [(path.parent, read_json(path) if path.exists() else {}) for path in paths]
-        self._runs = [(*one, run.settings) for one, run in zip(noted, experiment.runs, strict=True)]
-        self.known: dict[str, dict[str, str]] = {}
-        self._has_said = False
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the program of a round is not known yet."""
-        return bool(self._predict) and "round" not in self.known
-
-    def compare(self, layout: Layout) -> None:
-        """Compares the programs that are known by now."""
-        self.known = programs(self._experiment, layout, self._predict)
-        if not self._has_said:
-            said = {
-                path: changes.changed(noted, own) or changes.other_program(noted, own, self.known)
-                for path, noted, own in self._runs
-            }
-            changes.warn(said, changes.GOES_ON)
-            self._has_said = any(said.values())
 
 
 def widths(experiment: Experiment) -> dict[str, int]:
@@ -169,7 +95,8 @@ def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
 
     ValueError where they would go on with other random draws.
     """
-    here, changes = machine() | layout._asdict(), dict[str, pathlib.Path]()
+    here, differing = machine() | layout._asdict(), dict[str, pathlib.Path]()
+    del here["fedjax_ssl"]  # `changes.changed` says it
     for path in filter(pathlib.Path.exists, paths):
         noted = read_json(path)
         there = {**noted.get("machine", {}), **noted.get("layout", {})}
@@ -178,9 +105,9 @@ def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
                 why = "which changes all random draws: set it as it was, or start anew with --overwrite"
                 raise ValueError(f"{path.parent}: its run began with {key}={there[key]} and not {here[key]}, {why}")
         if found := [f"{key} was {there.get(key)!r}" for key, value in here.items() if there.get(key) != value]:
-            changes.setdefault(", ".join(found), path.parent)
-    for differing, folder in changes.items():
-        _log.warning("%s: going on with other rounding: %s", folder, differing)
+            differing.setdefault(", ".join(found), path.parent)
+    for what, folder in differing.items():
+        _log.warning("%s: going on with other rounding: %s", folder, what)
 
 
 def machine() -> dict[str, str | int | bool | None]:

@@ -14,8 +14,9 @@ from fedjax_ssl import moved
 from fedjax_ssl.experiment.expansion import current, flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import DamagedError, plain, read_json
+from fedjax_ssl.runs.folder import CONFIG, DIVERGED, FOLDERS, RUN, SUMMARY
 from fedjax_ssl.runs.log import complete_lines, read_row
-from fedjax_ssl.runs.run import CONFIG, DIVERGED, FOLDERS, RUN, SUMMARY, diverged
+from fedjax_ssl.runs.run import diverged
 
 METRICS = "metrics.jsonl"
 

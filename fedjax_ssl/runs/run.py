@@ -2,23 +2,22 @@
 
 import itertools
 import logging
-import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedjax_ssl.experiment.divergence import REASON, DivergedError
-from fedjax_ssl.experiment.expansion import current, flattened, identity
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.files import REMEDY, plain, read_json, remove_unfinished, write_json
+from fedjax_ssl.files import REMEDY, read_json, write_json
 from fedjax_ssl.options import plural
 from fedjax_ssl.runs import changes, loop, provenance
-from fedjax_ssl.runs.checkpoint import Checkpoints, is_unfinished
-from fedjax_ssl.runs.clients import CLIENTS, ClientsLog
-from fedjax_ssl.runs.lock import check_owned, owned
+from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.clients import ClientsLog
+from fedjax_ssl.runs.folder import CONFIG, DIVERGED, RUN, SUMMARY, folders, write_run
+from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.progress import Progress
 from fedjax_ssl.runs.signals import Stop
@@ -28,91 +27,12 @@ from fedjax_ssl.simulation.distributed import exchanged, is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
 
-CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
-EVALUATION = "evaluation.json"  # of `launch.evaluate --save`
-FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS, changes.REGISTERED)
-OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db", *FOLDERS)
 WRITTEN_ANEW = "%s is damaged, and is written anew from the log"
 _log = logging.getLogger(__name__)
 
 
 class RefusedError(ValueError):
     """A workdir from which the run cannot go on."""
-
-
-def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]:
-    """Each run's folder: the workdir itself for one run, folders in it for several."""
-    return [workdir / run.name for run in experiment.runs]
-
-
-def open_workdir(
-    workdir: pathlib.Path,
-    config: Mapping[str, Any],
-    *,
-    dependence: Callable[[int], str] | None = None,
-) -> None:
-    """Makes a run's folder with its config, or checks the config that is there.
-
-    A key that the folder's config lacks counts with its default, except one of `method` or `model`. Raises ValueError with the
-    keys that differ, or where the folder cannot be made, and OwnedError where another process has it. With `dependence` the
-    config may have more rounds than the folder's: given the number there, it says what in the run depends on it, and is empty
-    where nothing does. `run` then writes the new config, once the folder's other files and the data are accepted, too.
-    """
-    with owned([workdir]):
-        _check_kinds(workdir)
-        for folder in (workdir, workdir / CLIENTS):
-            remove_unfinished(folder)
-        path = workdir / CONFIG
-        for lacking in (name for name in (CONFIG, RUN) if not (workdir / name).exists()):
-            if MetricsLog(workdir).rows():
-                raise ValueError(f"{workdir} has a log of rounds and no {lacking}: {REMEDY}")
-        if path.exists():
-            _check_config(path, config, dependence)
-        else:
-            write_json(path, config)
-
-
-def check_place(workdir: pathlib.Path, *, is_several: bool) -> None:
-    """Raises ValueError where a folder for several runs is one run's own, or a folder for one run holds several."""
-    if is_several and (workdir / CONFIG).exists():
-        raise ValueError(
-            f"--workdir: got {workdir} for several runs, which is the folder of a single run, accepted: another one"
-        )
-    inside = () if is_several else (path.parent for path in workdir.glob(f"*/{CONFIG}") if (path.parent / RUN).exists())
-    if found := min(inside, default=None):
-        raise ValueError(f"--workdir: got {workdir} for a single run, which holds the run {found.name}, accepted: another one")
-
-
-def _check_kinds(workdir: pathlib.Path) -> None:
-    """Raises ValueError where something else has the name of one of a run's files or folders."""
-    saved = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() or is_unfinished(path)]
-    for path in (*(workdir / name for name in OURS), *saved):
-        if os.path.lexists(path) and path.is_dir() != (path.name in FOLDERS or path in saved):
-            raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")
-
-
-def _check_config(path: pathlib.Path, config: Mapping[str, Any], dependence: Callable[[int], str] | None) -> None:
-    """Raises ValueError where a folder's config is another experiment's; `dependence` as for `open_workdir`."""
-    trees = current(read_json(path)), config, Settings().to_dict()
-    there, here, defaults = (identity(flattened(plain(tree))) for tree in trees)
-    there = {key: value for key, value in defaults.items() if key in here} | there
-    differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
-    if differing == ["rounds"] and dependence is not None:
-        _check_rounds(path.parent, there["rounds"], here["rounds"], dependence)
-    elif differing:
-        shown = ", ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in differing)
-        instead = "give another --workdir, or --overwrite to start anew"
-        raise ValueError(f"{path.parent} holds another experiment: {shown}; {instead}")
-
-
-def _check_rounds(workdir: pathlib.Path, there: int, here: int, dependence: Callable[[int], str]) -> None:
-    """Raises ValueError where a run of `there` rounds cannot become one of `here` rounds."""
-    instead = "or another --workdir, or --overwrite to start anew"
-    if not isinstance(there, int) or here < there:
-        raise ValueError(f"rounds: got {here} with a run of {there} in {workdir}, accepted: {there} or more, {instead}")
-    if why := dependence(there):
-        what = f"got {here} with a run of {there} in {workdir}, whose results depend on their number ({why})"
-        raise ValueError(f"rounds: {what}, accepted: {there}, {instead}")
 
 
 def is_finished(folder: pathlib.Path, rounds: int) -> bool:
@@ -199,8 +119,8 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
             if i not in left:
                 write_json(path / CONFIG, experiment.runs[i].settings.to_dict())
     ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
-    known = provenance.programs(experiment, experiment.layout) if ended else {}
-    of_ended = {paths[i]: provenance.changed(paths[i] / RUN, experiment.runs[i].settings, known) for i in ended}
+    program = changes.program(experiment) if ended else {}
+    of_ended = {paths[i]: changes.changed(paths[i] / RUN, experiment.runs[i].settings, program) for i in ended}
     if any(not (paths[i] / DIVERGED).exists() for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
@@ -224,9 +144,10 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     with _refusing():
         provenance.warn_of_changes(run_files, layout)
         begun = _restore(experiment, opened)
-    watch = provenance.Programs(experiment, run_files)
-    watch.compare(layout)
-    provenance.write(run_files, experiment, layout, command, watch.known)
+    program = changes.program(experiment)
+    said = [changes.changed(path, own.settings, program) for path, own in zip(run_files, experiment.runs, strict=True)]
+    changes.warn(dict(zip((folder.path for folder in opened), said, strict=True)), changes.GOES_ON)
+    write_run(run_files, experiment, layout, command, program)
     for own, folder in zip(experiment.runs, opened, strict=True):
         write_json(folder.path / CONFIG, own.settings.to_dict())
         folder.log.begins = provenance.begins(folder.path / RUN)
@@ -239,13 +160,9 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             stack.enter_context(closing(tracker))
         progress = stack.enter_context(closing(Progress(settings.rounds, done)))
         for done, rows, states in rounds:
-            with _refusing():
-                for folder in opened:
-                    check_owned(folder.path)
-            if (now := layout.after(experiment.simulator.execution)) != layout or watch.is_waiting:
+            if (now := layout.after(experiment.simulator.execution)) != layout:
                 layout = now
-                watch.compare(layout)
-                provenance.write(run_files, experiment, layout, command, watch.known)
+                write_run(run_files, experiment, layout, command, program)
             for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
                 of_clients = row.pop(CLIENTS_KEY, None)
                 if REASON not in row:

@@ -25,10 +25,10 @@ from fedjax_ssl.experiment.expansion import CLIENT_FILES, flattened, identity, r
 from fedjax_ssl.files import plain
 from fedjax_ssl.host_memory import free_bytes
 from fedjax_ssl.options import as_text, plural
-from fedjax_ssl.runs import changes, provenance, reading
+from fedjax_ssl.runs import changes, reading
+from fedjax_ssl.runs.folder import RUN
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.provenance import cores, dataset_digest
-from fedjax_ssl.runs.run import RUN
 from fedjax_ssl.runs.sweep import Cell
 from fedjax_ssl.runs.sweep_programs import Program, programs
 
@@ -157,7 +157,7 @@ class Queue:
             for seed in range(cell.settings.seed, cell.settings.seed + self.seeds):
                 folder = self.folder / cell.name / f"{seed}"
                 with contextlib.suppress(ValueError, OSError):  # a damaged file, which `launch.run` names
-                    found[consequence][folder] = provenance.changed(folder / RUN, cell.settings)
+                    found[consequence][folder] = changes.changed(folder / RUN, cell.settings)
         return [line for consequence, said in found.items() for line in changes.lines(said, consequence).values()]
 
     def done(self, cell: Cell, error: str = "") -> Done:

@@ -9,7 +9,9 @@ from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.system import System, are_available
 
 
-def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: System | None, data: FederatedData) -> Cohort:
+def draw(
+    key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None, system: System | None, data: FederatedData
+) -> Cohort:
     """Draws the cohort of a round by the rules of `system`, or by `sample` where that is None.
 
     A weighted cohort is drawn client by client, with probabilities proportional to the numbers of examples n_k of those who
@@ -33,7 +35,7 @@ def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: 
     return Cohort(ids, round, rounds, available[ids] & (chosen > -jnp.inf))
 
 
-def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int) -> Cohort:
+def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None) -> Cohort:
     """The cohort of a round (int32 scalar, from 0): M of K clients, uniformly without replacement.
 
     Floyd's algorithm, whose cost depends on M alone, not on K. `key` is the run's root key.

@@ -57,7 +57,9 @@ def checked(method: Method, spec: DataSpec) -> Method:
 
     @wraps(method.broadcast)
     def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
-        shared, per_client = _pair("broadcast", _sent(method, server, clients, cohort), "(shared, per_client)")
+        seen = clients if method.requires.all_states else None
+        message = _returned(method, "broadcast", server, seen, cohort)
+        shared, per_client = _pair("broadcast", message, "(shared, per_client)")
         _check_axis("broadcast: per_client", per_client, len(cohort.ids), "the cohort")
         return shared, per_client
 
@@ -81,11 +83,11 @@ def checked(method: Method, spec: DataSpec) -> Method:
 
     @wraps(method.server_update)
     def server_update(server: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
-        return of_server("server_update", method.server_update(server, aggregate, data, key), server)
+        return of_server("server_update", _returned(method, "server_update", server, aggregate, data, key), server)
 
     @wraps(method.prepare)
     def prepare(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
-        return of_server("prepare", method.prepare(server, data, key), server)
+        return of_server("prepare", _returned(method, "prepare", server, data, key), server)
 
     return method._replace(
         init=init,
@@ -97,16 +99,17 @@ def checked(method: Method, spec: DataSpec) -> Method:
     )
 
 
-def _sent(method: Method, server: PyTree, clients: PyTree, cohort: Cohort) -> Any:
-    """What `broadcast` returns, which sees the clients' states only if it asks for them."""
-    seen = clients if method.requires.all_states else None
+def _returned(method: Method, name: str, *arguments: Any) -> Any:
+    """What a function of a method returns, which gets None for what the method does not ask for."""
     try:
-        return method.broadcast(server, seen, cohort)
-    except (TypeError, AttributeError) as error:
-        if seen is not None or "None" not in str(error):
+        return getattr(method, name)(*arguments)
+    except (TypeError, AttributeError, ValueError) as error:
+        asked = {"all_states": "the states of all clients"} if name == "broadcast" else {}
+        asked |= {"rounds": "how many rounds the run has"}
+        lacking = [f"{key}=True where it reads {what}" for key, what in asked.items() if not getattr(method.requires, key)]
+        if not lacking or "None" not in str(error) or "accepted: " in str(error):
             raise
-        accepted = "requires=Requires(all_states=True) where it reads the states of all clients"
-        raise ValueError(f"broadcast: got None for clients ({one_line(error)}), accepted: {accepted}") from error
+        raise ValueError(f"{name}: got None ({one_line(error)}), accepted: Requires with {', '.join(lacking)}") from error
 
 
 def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: int) -> Callable[..., jax.Array]:

@@ -1,7 +1,6 @@
 """Functions that are compiled once, and XLA's options for them."""
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -41,7 +40,6 @@ class Program:
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0  # seconds that tracing and compiling took
         self.fits = False  # whether a call has ended, for which memory was enough; the caller says so
-        self.digest = ""  # of its text in StableHLO, once it is compiled: the same in each process, and cheap
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -80,6 +78,5 @@ class Program:
             with self._timed():
                 with self._tracing():
                     lowered = self._jitted.lower(*args)
-                self.digest = hashlib.blake2b(lowered.as_text().encode(), digest_size=16).hexdigest()
                 self._compiled = lowered.compile(compiler_options(jax.default_backend()))
         return self._compiled

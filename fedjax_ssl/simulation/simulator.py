@@ -143,11 +143,6 @@ class Simulator:
         return self._discarded_s + sum(p.compile_s for p in (self._initialize, self._round, self._recorded, self._evaluate))
 
     @property
-    def digest(self) -> str:
-        """A digest of the program of a round that records no client; empty before it is compiled."""
-        return self._round.digest
-
-    @property
     def memory_bytes(self) -> int:
         """Device memory of a round, data and states included; 0 before round 1."""
         return self._round.memory_bytes()[0]

@@ -38,7 +38,7 @@ class Problem(NamedTuple):
     seeds: tuple[int, ...]
     numbers: tuple[float, ...] | None  # one per run, or None
     spec: DataSpec
-    rounds: int  # how many rounds a run has
+    rounds: int | None  # how many rounds a run has, which a method reads whose `Requires.rounds` says so
     on_host: bool = False  # whether training images and client states stay on the host; for one run
     on_disk: bool = False  # whether, then, client states are in a file
     system: System | None = None  # how uneven clients are treated; needs `profiles` among the tables

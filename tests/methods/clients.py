@@ -79,7 +79,7 @@ def task_of(experiment) -> Task:
 
 def server_data(experiment, ids):
     """What the server may read at the end of the first round; ids: the next cohort."""
-    cohort = Cohort(np.array(ids), np.int32(0))
+    cohort = Cohort(np.array(ids), np.int32(0), experiment.problem.rounds)
     rows = gather(experiment.problem.data, cohort, cohort)
     return jax.tree.map(jnp.asarray, attach(rows.server, rows.images))
 

@@ -10,14 +10,14 @@ from flax import linen as nn
 from flax import nnx
 
 import fedjax_ssl
-from fedjax_ssl.files import read_json
+from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
 from fedjax_ssl.origins import origin
-from fedjax_ssl.runs import changes, provenance
+from fedjax_ssl.runs import changes
 from launch import evaluate, sweep
-from tests import average
-from tests.commands import ROOT, refused, succeeded
+from tests import average, commands
+from tests.commands import refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 OWN = """
@@ -43,7 +43,7 @@ def own(**given):
 fedjax_ssl.register_method("own", own)
 fedjax_ssl.register_model("net", Net)
 """
-CONFIG = OWN + (ROOT / "tests" / "commands.py").read_text().split('CONFIG = """')[1].split('"""')[0]
+CONFIG = OWN + commands.CONFIG
 
 
 @pytest.fixture
@@ -70,7 +70,12 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert (folder / "registered" / "model-1" / "mine.py").read_bytes() == first
 
     assert said(succeeded(*words, "--stop_after=3")) == ""
-    (tmp_path / "scale.txt").write_text("0.5")
+    (tmp_path / "scale.txt").write_text("0.5")  # no file that registers anything, but what one of them reads
+    with caplog.at_level("WARNING"):
+        fedjax_ssl.load(folder)
+    (loaded,) = caplog.messages
+    assert loaded.endswith(f"though its files are the same: see what they import or read; {changes.LOADED}")
+    caplog.clear()
     assert said(succeeded(*words, "--stop_after=4")) == (
         f"{folder}: the code of method.name=own (mine.py, average.py) and model.name=net (mine.py) computes something else "
         f"than before, though its files are the same: see what they import or read; {changes.GOES_ON}"
@@ -194,6 +199,7 @@ def test_what_no_file_has_counts_as_changed_only_where_it_was_a_file():
 
 def test_other_files_of_the_package_are_said(tmp_path, finished):
     noted = read_json(finished / "run.json")
-    assert provenance.changed(finished / "run.json", fedjax_ssl.load(finished)[0].settings) == ""
-    assert changes.of_package(noted, "another digest") == "the files of the package have changed since"
-    assert changes.of_package({}, "another digest") == ""
+    settings = fedjax_ssl.load(finished)[0].settings
+    assert changes.changed(finished / "run.json", settings) == changes.changed(tmp_path / "run.json", settings) == ""
+    write_json(tmp_path / "run.json", noted | {"machine": noted["machine"] | {"fedjax_ssl": "another digest"}})
+    assert changes.changed(tmp_path / "run.json", settings) == "the files of the package have changed since"

@@ -1,16 +1,15 @@
 """More rounds than a run began with: it goes on where nothing depends on their number, else one line says what does."""
 
+import functools
 import json
-from types import SimpleNamespace
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fedjax_ssl
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.runs.extension import _constants, dependence
-from tests import tiny
+from fedjax_ssl.runs.folder import dependence
+from tests import average, tiny
 from tests.commands import launch, refused, rows, succeeded
 from tests.runs.test_resume import assert_same_checkpoint
 
@@ -58,27 +57,48 @@ def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp
         ("fedavg", {"server__training__optimizer__schedule": "cosine"}, ""),  # its server has no labels to train on
         ("fedsem", {"method__labeled_rounds": 0.5}, "method.labeled_rounds=0.5"),
         ("fedsiam_d", {"method__end_round": 3}, "method.name=fedsiam_d, which reads the number of rounds"),
+        ("fedsem", {"method__labeled_rounds": 2, "vary": "method.labeled_rounds", "values": (2, 3)}, ""),
+        ("fedsem", {"vary": "method.labeled_rounds", "values": (2, 0.5)}, "method.labeled_rounds=0.5"),
         ("fedcon", {}, "method.name=fedcon, which reads the number of rounds"),
     ],
 )
-def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, overrides, what):
+def test_what_depends_on_the_number_of_rounds_is_said(method, overrides, what):
     network = "mlp" if method == "fedcon" else "linear"
-    before, after = (build(tiny.config(method, rounds=rounds, network=network, **overrides)) for rounds in (4, 6))
-    assert dependence(before, after) == what
+    assert dependence(build(tiny.config(method, rounds=6, network=network, **overrides)), before=4) == what
 
 
-def test_an_array_of_the_number_of_rounds_inside_of_a_jitted_step_is_found():
-    def factory(options, task):
-        def loss(values):
-            return jax.jit(lambda x: (x * np.linspace(1, options.rounds, 10)).sum())(values)
+@pytest.mark.parametrize("reads", ["Cohort", "ServerData"])
+@pytest.mark.parametrize("says", [False, True])
+def test_a_method_gets_the_number_of_rounds_only_where_it_says_that_it_reads_it(reads, says):
+    got = []
 
-        return loss
+    @functools.wraps(average.average)
+    def reader(**given):
+        method = average.average(**given)
 
-    one, other, same = (jax.make_jaxpr(factory(SimpleNamespace(rounds=n), None))(jnp.ones(10)) for n in (4, 6, 4))
-    held = [[np.asarray(value) for value in _constants(program)] for program in (one, other, same)]
-    assert [len(values) for values in held] == [1, 1, 1]
-    assert np.array_equal(held[0], held[2])
-    assert not np.array_equal(held[0], held[1])
+        def reading(function):
+            def call(*arguments):
+                got.extend(one.rounds - 1 for one in arguments if type(one).__name__ == reads)
+                return function(*arguments)
+
+            return call
+
+        functions = {name: reading(getattr(method, name)) for name in ("broadcast", "server_update")}
+        return method._replace(**functions, requires=method.requires._replace(rounds=says))
+
+    fedjax_ssl.register_method("reader", reader)
+    experiment = build(tiny.config("reader", rounds=6, network="linear"))
+    if not says:
+        assert dependence(experiment, before=4) == ""
+        with pytest.raises(
+            ValueError, match=r"got None .*accepted: Requires with .*rounds=True where it reads how many rounds"
+        ):
+            next(experiment.rounds())
+        return
+    assert dependence(experiment, before=4) == "method.name=reader, which reads the number of rounds"
+    next(experiment.rounds())
+    assert got
+    assert set(got) == {5}
 
 
 @pytest.mark.reliability

@@ -14,8 +14,8 @@ import pytest
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.runs.checkpoint import Checkpoints
 from fedjax_ssl.runs.clients import ClientsLog
-from fedjax_ssl.runs.lock import OWNER
-from fedjax_ssl.runs.run import Stop, folders, open_workdir, run
+from fedjax_ssl.runs.folder import folders, open_workdir
+from fedjax_ssl.runs.run import Stop, run
 from tests import disk, tiny
 from tests.commands import rows
 from tests.runs.test_checkpoint import assert_same, state_of
@@ -143,8 +143,6 @@ def go(experiment, workdir):
 def assert_goes_on(whole, workdir):
     """The same command ends as the run that nothing has disturbed."""
     experiment, expected = whole
-    for path in workdir.rglob(OWNER):  # its process has ended
-        path.unlink()
     go(experiment, workdir)
     for number, before in enumerate(folders(experiment, expected)):
         after = folders(experiment, workdir)[number]
@@ -191,4 +189,4 @@ def test_a_run_goes_on_with_the_same_bits_after_an_error_at_any_write(tmp_path, 
         assert_goes_on(whole, root)
         shutil.rmtree(root)
     assert len(calls) >= 300
-    assert sum(os.strerror(code) in one for one in said) > 0.9 * len(said)  # the file that names the owner may be missing
+    assert sum(os.strerror(code) in one for one in said) > 0.9 * len(said)

@@ -12,7 +12,8 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.expansion import ELSEWHERE, flattened, replaced
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.runs.checkpoint import Checkpoints
-from fedjax_ssl.runs.run import Stop, open_workdir, run
+from fedjax_ssl.runs.folder import open_workdir
+from fedjax_ssl.runs.run import Stop, run
 from tests import tiny
 from tests.commands import rows
 

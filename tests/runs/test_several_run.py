@@ -19,8 +19,9 @@ from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.runs import provenance
 from fedjax_ssl.runs import run as run_module
 from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.folder import folders, open_workdir
 from fedjax_ssl.runs.log import MetricsLog
-from fedjax_ssl.runs.run import RefusedError, Stop, folders, newest, noted, open_workdir
+from fedjax_ssl.runs.run import RefusedError, Stop, newest, noted
 from tests import tiny
 from tests.commands import rows, succeeded, without_times
 from tests.runs.test_progress import drawn
@@ -239,23 +240,6 @@ def test_flags_are_noted_but_for_those_that_change_no_result(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=3 --xla_cpu_enable_fast_math=true")
     assert provenance.machine()["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=true"
     assert provenance.machine()["optax"] == optax.__version__
-
-
-@pytest.mark.parametrize("has_ended", [False, True])
-def test_a_run_whose_folder_was_taken_over_meanwhile_writes_nothing_more(tmp_path, monkeypatch, has_ended):
-    append = MetricsLog.append
-
-    def append_and_lose(log, row):
-        append(log, row)
-        file = log.path.parent / ".owner.json"
-        file.unlink() if has_ended else file.write_text('{"host": "elsewhere", "pid": 7, "machine": "another"}')
-
-    monkeypatch.setattr(MetricsLog, "append", append_and_lose)
-    line = "taken over meanwhile, by a process that has ended" if has_ended else "is being written to by process 7 on elsewhere"
-    with pytest.raises(RefusedError, match=line):
-        go(several(seeds=1), tmp_path)
-    assert len(rows(tmp_path)) == 1
-    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):

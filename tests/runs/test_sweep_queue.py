@@ -14,7 +14,7 @@ from fedjax_ssl.experiment import build
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import write_json
 from fedjax_ssl.options import parse
-from fedjax_ssl.runs import lock, reading, sweep_queue
+from fedjax_ssl.runs import reading, sweep_queue
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.provenance import dataset_digest
@@ -80,8 +80,7 @@ def test_seeds_that_are_refused_together_run_alone_each_of_them_and_a_killed_one
     assert "failed: run: ended by SIGKILL, as where memory is short (out/run.log)" in done.stderr
 
 
-def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 3600.0)  # the first gives no sign of life meanwhile
+def test_of_two_equal_sweeps_at_once_the_second_is_refused_and_touches_nothing(tmp_path, starting):
     starting(failing)
     launch(*DIGITS, cwd=tmp_path, program=sweep)
     out = tmp_path / "out"

@@ -301,7 +301,7 @@ def test_broadcast_that_reads_all_client_states_has_the_same_numbers_on_any_devi
         return output._replace(metrics={"client/total": mean(shared["total"])})
 
     made = base._replace(broadcast=broadcast, client_update=update)
-    with pytest.raises(ValueError, match=r"^broadcast: got None for clients \(.*accepted: requires=Requires\(all_"):
+    with pytest.raises(ValueError, match=r"^broadcast: got None \(.*accepted: Requires with all_states=True where"):
         Simulator(toy.problem(made=made), Execution()).trace()
     made = made._replace(requires=Requires(all_states=True))
     for devices in (1, 2):
