@@ -27,6 +27,16 @@ _RENAMED_VALUES: dict[tuple[str, str], dict[str, str]] = {
 }
 """Method and old key -> old value -> new one."""
 
+_GONE: dict[tuple[str, str], Any] = {
+    ("uda", "method.tsa"): "none",
+    ("fedlabel", "method.kl_order"): "target_first",
+    ("fedtrinet", "method.threshold_protection"): True,
+    ("freematch_central", "method.threshold_quantile"): 0.0,
+    ("freematch_central", "method.least_threshold"): 0.0,
+    ("freematch_central", "method.most_threshold"): 1.0,
+}
+"""Method and key that is an option no more -> the value that it had in runs of today's code."""
+
 
 def line(key: str, known: Iterable[str]) -> str:
     """What to say of a key that is not accepted and was once that of a `known` key, of the config or after `config.`; or ""."""
@@ -46,7 +56,8 @@ def current(flat: Mapping[str, Any]) -> dict[str, Any]:
         return dict(flat)
     method = str(flat.get("method.name", ""))
     values = {key: _RENAMED_VALUES.get((method, key), {}) for key in flat}
-    return {renamed(key, method): values[key].get(str(value), value) for key, value in flat.items()}
+    left = {key: value for key, value in flat.items() if _GONE.get((method, key), ...) != value}
+    return {renamed(key, method): values[key].get(str(value), value) for key, value in left.items()}
 
 
 def renamed(key: str, method: str) -> str:

@@ -6,7 +6,7 @@ from fedjax_ssl import moved
 from fedjax_ssl.experiment.expansion import current, flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import plain
-from launch import command
+from launch import config_file
 from tests import tiny
 from tests.data.common import message_of
 
@@ -25,7 +25,7 @@ OLD = {
 @pytest.mark.parametrize("key", OLD)
 def test_an_old_key_is_refused_with_the_new_one(key):
     value, new = OLD[key]
-    said = message_of(ValueError, command.read, "digits:fl2", {key: value})
+    said = message_of(ValueError, config_file.read, "digits:fl2", {key: value})
     assert said == f"config.{key}: this key is config.{new} now"
     tree = {"server": {key.split(".")[1]: value if key.count(".") == 1 else {key.split(".")[2]: value}}}
     assert message_of(ValueError, Settings.from_dict, tree) == f"{key}: this key is {new} now"
@@ -57,6 +57,18 @@ def test_the_config_of_an_older_run_is_read_as_todays(method, options):
     assert before["server"]["optimizer"] != today["server"]["optimizer"]
     assert Settings.from_dict(current(before)) == Settings.from_dict(today)
     assert current(today) is today
+
+
+@pytest.mark.parametrize(("method", "key", "kept"), [("uda", "tsa", "none"), ("fedtrinet", "threshold_protection", True)])
+def test_an_option_that_is_gone_is_read_where_it_had_the_value_that_is_left(method, key, kept):
+    today = plain(Settings.from_dict(tiny.config(method)).to_dict())
+    before = older(today)
+    for value in (kept, "another"):
+        before["method"][key] = value
+        if value == kept:
+            assert Settings.from_dict(current(before)) == Settings.from_dict(today)
+        else:
+            assert message_of(ValueError, Settings.from_dict, current(before)).startswith(f"method.{key}: ")
 
 
 def older(config: dict) -> dict:
