@@ -18,7 +18,7 @@ from fedjax_ssl.report.tables import DASH
 from fedjax_ssl.runs.sweep import Table, from_words
 from fedjax_ssl.runs.sweep_programs import programs
 from fedjax_ssl.runs.sweep_queue import Queue
-from launch import arguments, report, sweep
+from launch import arguments, config_file, report, sweep
 from tests.commands import ROOT, launch, refused, rows, succeeded
 
 
@@ -37,7 +37,7 @@ def test_the_commands_of_the_help_are_accepted():
     cells = from_words(options.config, options.methods, options.set).cells()
     assert [cell.label for cell in cells][:2] == ["fl2 num_labels=10", "fl2 num_labels=40"]
     assert [sweep.settings_of(cell, {}).data.num_labels for cell in cells] == [10, 40, 10, 40]
-    assert lines[0].split(" ")[0] in sweep.names()
+    assert lines[0].split(" ")[0] in config_file.sweep_names()
 
 
 def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_compared():
@@ -61,17 +61,17 @@ def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_c
 
 
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():
-    for name in sweep.names():
+    for name in config_file.sweep_names():
         for small in (False, True):
-            cells = sweep.from_file(name, small).cells()
+            cells = config_file.sweep(name, small).cells()
             assert cells
             assert all(not sweep.settings_of(cell, {}).is_several for cell in cells)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sweep.names())
+@pytest.mark.parametrize("name", config_file.sweep_names())
 def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
-    for cell in sweep.from_file(name, small=True).cells():
+    for cell in config_file.sweep(name, small=True).cells():
         settings = sweep.settings_of(cell, {"data.data_dir": str(tfds_dir)})
         if settings.data.name in ("digits", "mnist", "fashion_mnist", "cifar10"):
             assert build(settings).runs[0].settings == settings
@@ -119,12 +119,12 @@ def test_what_a_small_sweep_sets_is_added(tmp_path):
         'config = "digits:{row}"\nrows = ["fl2", "uda"]\nset = { rounds = 50, eval_every = 5 }\n'
         '[small]\nrows = ["fl2"]\nset = { rounds = 2 }\n'
     )
-    (cell,) = sweep.from_file(str(file), small=True).cells()
+    (cell,) = config_file.sweep(str(file), small=True).cells()
     assert (cell.row, cell.overrides) == ("fl2", {"rounds": 2, "eval_every": 5})
 
 
 def test_a_number_that_is_a_configs_argument_is_shared_too():
-    table = sweep.from_file("fedlabel_beta", small=False)
+    table = config_file.sweep("fedlabel_beta", small=False)
     cells = [cell._replace(settings=sweep.settings_of(cell, {})) for cell in table.cells()]
     found = programs(cells, 1)
     assert sorted(len(one.cells) for one in found) == [1, 1, 9, 9]  # beta = 0 alone
@@ -188,7 +188,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert log.read_text().count("$ ") == 1
 
-    (cell,) = (one for one in sweep.from_file(str(file), small=False).cells() if one.column == ".01")
+    (cell,) = (one for one in config_file.sweep(str(file), small=False).cells() if one.column == ".01")
     summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, arguments.split_words(quick)[1]))
     queue, whole = Queue([cell], 2, out, [], 1), summary.read_text()
     assert queue.done(cell).has_ended
