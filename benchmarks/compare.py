@@ -84,8 +84,9 @@ def config_of(job: dict[str, Any]) -> dict[str, Any]:
     else:
         config = fl2_cifar10.get_config("paper,labels=10,split=iid")
         config.data.update(weak="none", strong="none")
-        config.server.update(sbn_data="labeled", pretrain=0, epochs=0, steps=1, momentum=0.0)
-        config.server.optimizer.update(learning_rate=1e-30, weight_decay=0.0)
+        config.server.static_norm.data, config.server.optimizer.momentum = "labeled", 0.0
+        config.server.training.update(pretrain=0, epochs=0, steps=1)
+        config.server.training.optimizer.update(learning_rate=1e-30, weight_decay=0.0)
         config.client.optimizer.update(schedule="constant", persistent=False)
         config.method.update(confidence=job["confidence"], rho=job["rho"])
         config.model.update(depth=job["depth"], width=job["width"])

@@ -44,9 +44,10 @@ def number(value: float) -> str:
 
 
 def between(result: Result, key: str, ends: str) -> str:
-    """A number of a result and its interval; in place of seconds, what went wrong."""
+    """A number of a result and its interval, if that is one; in place of seconds, what went wrong."""
     if key in result:
-        return f"{number(result[key])} ({number(result[ends][0])} to {number(result[ends][1])})"
+        interval = [number(end) for end in result[ends]]
+        return number(result[key]) + f" ({interval[0]} to {interval[1]})" * (interval[0] != interval[1])
     return (result.get("error") or result.get("left_out", "")) if key == "seconds" else ""
 
 

@@ -1,26 +1,27 @@
-"""Writes `benchmarks/README.md`, all measurements, from `benchmarks/results/*.json` and the text of `benchmarks/report.md`.
+"""Writes the tables and figures in `benchmarks/*.md` from `benchmarks/results/*.json`.
 
     python -m benchmarks.report
 
-A line `{{name}}` of the text becomes the tables of that command, `{{sweep name}}` the cells of a sweep, whose files
-`python -m launch.report DIR --json=FILE` writes, each machine by itself, with the commands, commits and versions below it. A
-sweep of several columns is shown as a paper has it, rows by columns. Of the cells of a sweep's file whose columns a regular
-expression matches
+The pages are edited by hand, except for what stands between a line `<!-- WORDS -->` and `<!-- end -->`. WORDS are one of
 
-    {{rounds FILE COLUMN at 5 15 30}}      have accuracy, pseudo-labels and the server's loss after these rounds
-    {{last5 FILE COLUMN}}                  have the accuracy of the last five evaluations in place of the last one
-    {{curves FILE COLUMN: row; row}}       are drawn over the rounds: `results/curves_FILE_COLUMN.svg`, which is written, too
+    sweep NAME ... | COLUMN            the cells of sweeps, rows by columns; of columns that match the regular expression COLUMN
+                                       also the mean of the last five evaluations; the cells of several sweeps below one another
+    rounds NAME | 5 10 | QUANTITY; ..  what the runs of a sweep had after these rounds, a row for each run
+    curves FILE | COLUMN | ROW; ..     rows of a column of `sweep_FILE.json` over the rounds: `results/curves_FILE_COLUMN.svg`
+    COMMAND | ID; .. | SHOWN; ..       columns of a benchmark's table, without the intervals whose name SHOWN leaves out; then
+                                       `| by COLUMN` gives each value of COLUMN a column, `| KEY=VALUE` chooses results
+    sources                            machines, versions, commands and commits of all that the page shows
 
-A test checks that the file is what would be written.
+Results of a second machine have a ° behind them; the line above the table names both machines.
 """
 
 import argparse
+import collections
 import importlib
-import math
 import pathlib
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,202 +29,221 @@ import numpy as np
 from benchmarks import harness, round_time
 from fedjax_ssl.report import cells, figures
 from fedjax_ssl.report.statistics import mean_sd
-from fedjax_ssl.report.tables import DASH
+from fedjax_ssl.report.tables import DASH, Spread, spread
 
-README, TEXT = (pathlib.Path(__file__).with_name(name) for name in ("README.md", "report.md"))
-SWEEPS = pathlib.Path(__file__).parents[1] / "configs" / "sweeps"
-
-
-def source(run: dict[str, Any]) -> str:
-    """Where results are from, in a line."""
-    versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("python", "jax"))
-    ceilings = f"; {round_time.in_words(run['ceilings'])}" if "ceilings" in run else ""
-    commits = ", ".join(commit[:9] + commit[40:] for commit in (run["commit"] or "unknown").split(", "))  # [40:] is a `+`
-    numbers = sorted({len(one["runs"]) for one in run["results"] if "runs" in one})
-    seeds = f", {' or '.join(map(str, numbers))} seed{'s' * (numbers != [1])}" if numbers else ""
-    about = f"commit {commits}{seeds}, {run['device'] or 'unknown device'}, {versions}, warm-up {run['warm_up']}"
-    note = f" ({run['note']})" if "note" in run else ""
-    return f"- `{run['command'].replace(chr(10), '`, `')}`, {about}{ceilings}{note}"
-
-
-def lines(head: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown."""
-    table = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(" ".join(str(c).replace("|", "/").split()) for c in row) + " |" for row in table)
-
-
-def ordered(results: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """The cells of a sweep in the order of its file, with its rows and its columns."""
-    base, _, small = results[0]["case"]["table"].partition("-")
-    file = SWEEPS / f"{base}.toml"
-    of_file = tomllib.loads(file.read_text()) if file.exists() else {}
-    of_file |= of_file.get(small, {})
-
-    def names(axis: str) -> list[str]:
-        listed, found = [str(one) for one in of_file.get(axis + "s", ())], dict.fromkeys(one["case"][axis] for one in results)
-        return sorted(found, key=lambda one: listed.index(one) if one in listed else len(listed))
-
-    rows, columns = names("row"), names("column")
-    results = sorted(results, key=lambda one: (rows.index(one["case"]["row"]), columns.index(one["case"]["column"])))
-    return results, rows, columns
-
-
-def of_sweep(name: str, results: list[dict[str, Any]]) -> str:
-    """The cells of a sweep: a line each, or, if it has several columns, rows by columns."""
-    results, rows, columns = ordered(results)
-    table, notes = cells.table(name, "", results), cells.notes(results)
-    noted = "\n".join(["To be looked at before a mean is trusted:", "", *(f"* {one}" for one in notes)]) if notes else ""
-    if len(columns) == 1:
-        return "\n\n".join(filter(None, (lines(table.header, table.rows), noted)))
-    if len({(one["case"]["row"], one["case"]["column"]) for one in results}) < len(results):
-        raise ValueError(f"the results of {name} have a cell twice")
-    of_cell = {(str(line[0]), str(line[1])): dict(zip(table.header, line, strict=True)) for line in table.rows}
-
-    def sizes(row: str, key: str) -> str:
-        """Megabytes, which mostly are the same in all columns."""
-        found = {str(cell[key]) for (own, _), cell in of_cell.items() if own == row} - {DASH} or {DASH}
-        shown = sorted(found, key=lambda text: math.inf if text == DASH else float(text.replace(",", "")))
-        return " to ".join(dict.fromkeys((shown[0], shown[-1])))
-
-    right = "pseudo-labels right, %"
-    sized = {(row, key): sizes(row, key) for row in rows for key in ("MB up", "MB down")}
-    labeled = {place: str(cell[right]) for place, cell in of_cell.items() if str(cell[right]) != DASH}
-    errors = {place: cell["accuracy, %"] for place, cell in of_cell.items() if isinstance(cell["accuracy, %"], str)}
-    grids = [cells.grid("", "", cells.accuracies(results) | sized, columns, "accuracy, %")]
-    grids += [cells.grid("", "", labeled, columns, right)] * bool(labeled)
-    below = [f"{row}, {column}: {error}." for (row, column), error in errors.items()]
-    return "\n\n".join(filter(None, [*(lines(one.header, one.rows) for one in grids), *below, noted]))
-
-
-class Quantity(NamedTuple):
-    """What runs have of their rounds: where a result has it, as [[round, ...], ...], times what, and how it is shown."""
-
-    array: str
-    place: int
-    factor: float
-    shown: str
-
-    def of(self, run: dict[str, Any]) -> dict[int, float]:
-        """A run's values by round."""
-        return {one[0]: self.factor * one[self.place] for one in run.get(self.array, ()) if one[self.place] is not None}
-
-
+PAGES = pathlib.Path(__file__).parent
+SWEEPS = PAGES.parent / "configs" / "sweeps"
+BLOCK = re.compile(r"^<!-- (?!end )(?P<words>[^\n]+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+LAST5, SIZES = "{}, / last five", "MB up; down"
 QUANTITIES = {
-    "accuracy, %": Quantity("curve", 1, 100, ".1f"),
-    "accepted pseudo-labels, %": Quantity("pseudo_labels", 2, 100, ".0f"),
-    "of these right, %": Quantity("pseudo_labels", 3, 100, ".0f"),
-    "mean threshold": Quantity("pseudo_labels", 1, 1, ".2f"),
-    "the server's loss": Quantity("server_loss", 1, 1, ".2f"),
+    "accuracy, %": ("curve", 1, 100, ".1f"),
+    "accepted pseudo-labels, %": ("pseudo_labels", 2, 100, ".0f"),
+    "of these right, %": ("pseudo_labels", 3, 100, ".0f"),
+    "mean threshold": ("pseudo_labels", 1, 1, ".2f"),
+    "the server's loss": ("server_loss", 1, 1, ".2f"),
 }
+"""What runs have of their rounds: where a result has it, as [[round, ...], ...], times what, and how it is shown."""
+Entries = dict[tuple[tuple[str, ...], str], str]  # the texts of a table, by the first cells of the row and by column
 
 
-def of_rounds(results: list[dict[str, Any]], rounds: Sequence[int]) -> str:
-    """What runs had after some rounds: a line for each run, or, after one round, for each cell with its seeds."""
+class Found(NamedTuple):
+    """A result and the run of a command that it is from; `mark` says on which machine."""
 
-    def texts(quantity: Quantity, run: dict[str, Any]) -> list[str]:
-        found = quantity.of(run)
-        return [f"{found[number]:{quantity.shown}}" if number in found else DASH for number in rounds]
+    run: dict[str, Any]
+    result: dict[str, Any]
+    mark: str
 
-    def joined(found: Sequence[str]) -> str:
-        return ", ".join(found) if set(found) != {DASH} else DASH
-
-    rows = []
-    for one in ordered(results)[0]:
-        row, runs = one["case"]["row"], [[texts(quantity, run) for quantity in QUANTITIES.values()] for run in one["runs"]]
-        if len(rounds) == 1:
-            rows.append([row, *(joined([own[0] for own in of_seeds]) for of_seeds in zip(*runs, strict=True))])
-        else:
-            rows += [[f"{row}, {run['seed']}", *map(joined, own)] for run, own in zip(one["runs"], runs, strict=True)]
-    which = f"round {rounds[0]}" if len(rounds) == 1 else f"row, seed (rounds {', '.join(map(str, rounds))})"
-    first = ", ".join(filter(None, [results[0]["case"]["column"], which]))
-    there = [i for i in range(len(QUANTITIES) + 1) if any(row[i] != DASH for row in rows)]
-    return lines([[first, *QUANTITIES][i] for i in there], [[row[i] for i in there] for row in rows])
+    @property
+    def place(self) -> tuple[str, str]:
+        """A cell's row and column."""
+        return self.result["case"]["row"], self.result["case"]["column"]
 
 
-def of_last5(results: list[dict[str, Any]]) -> str:
-    """The accuracies of the last five evaluations, rows by columns."""
-    results, _, columns = ordered(results)
-    means = [
-        one | {"paper": "", "runs": [run | {"accuracy": run.get("accuracy_last5")} for run in one["runs"]]} for one in results
-    ]
-    table = cells.grid("", "", cells.accuracies(means), columns, "the last five evaluations, %")
-    return lines(table.header, table.rows)
+def where(run: Mapping[str, Any]) -> str:
+    """The machine that results are from."""
+    return run["machine"] if "cpu" in run["device"] else f"{run['device']}, {run['machine']}"
 
 
-def of_curves(name: str, results: list[dict[str, Any]], rows: Sequence[str]) -> figures.Picture:
+def load(paths: Iterable[pathlib.Path], **chosen: str) -> tuple[list[Found], str]:
+    """The chosen results in files, and the machines that these are from; most of them are from the one without a mark."""
+    runs = [run for path in paths for run in harness.load(path)]
+    found = [(run, one) for run in runs for one in run["results"] if chosen.items() <= one["case"].items()]
+    machines = collections.Counter(where(run) for run, _ in found).most_common()
+    marks = {machine: "°" * i for i, (machine, _) in enumerate(machines)}
+    said = "; ".join(f"{mark or 'Machine'}: {machine}" for machine, mark in marks.items())
+    return [Found(run, one, marks[where(run)]) for run, one in found], said
+
+
+def table(first: Sequence[str], entries: Entries, columns: Sequence[str] = ()) -> str:
+    """A table in Markdown; `first` are the heads of a row's first cells, `columns` those that come before others."""
+    found = dict.fromkeys(column for _, column in entries)
+    columns = [*(one for one in columns if one in found), *(one for one in found if one not in columns)]
+    rows = [[*row, *(entries.get((row, one), "") for one in columns)] for row in dict.fromkeys(row for row, _ in entries)]
+    rows = [[*first, *columns], ["---"] * (len(first) + len(columns)), *rows]
+    return "\n".join("|" + "|".join(" ".join(cell.replace("|", "/").split()) for cell in row) + "|" for row in rows)
+
+
+def axes(name: str) -> tuple[list[str], list[str]]:
+    """The rows and the columns of a sweep's file, none where there is no file."""
+    base, _, small = name.partition("-")
+    file = SWEEPS / f"{base}.toml"
+    content = tomllib.loads(file.read_text()) if file.exists() else {}
+    content |= content.get(small, {})
+    return [str(one) for one in content.get("rows", ())], [str(one) for one in content.get("columns", ())]
+
+
+def ordered(name: str, found: Iterable[Found]) -> list[Found]:
+    """The cells of a sweep in the order of its file, and behind them those that the file does not have."""
+    own = [one for one in found if one.result["case"]["table"] == name]
+    first = [dict.fromkeys([*listed, *(one.place[axis] for one in own)]) for axis, listed in enumerate(axes(name))]
+    rows, columns = ({text: i for i, text in enumerate(of_axis)} for of_axis in first)
+    return sorted(own, key=lambda one: (rows[one.place[0]], columns[one.place[1]], one.mark))
+
+
+def cell(one: Found, *, has_last5: bool) -> tuple[str, tuple[str, str]]:
+    """A cell's text, and its megabytes up and down."""
+    runs, shown = one.result["runs"], dict(zip(cells.HEADER, cells.table("", "", [one.result]).rows[0], strict=True))
+    accuracy, paper, right = (shown[name] for name in ("accuracy, %", "the paper, %", "pseudo-labels right, %"))
+    if not (isinstance(accuracy, Spread) and isinstance(right, Spread)):
+        return f"failed: {accuracy}{one.mark}", ("", "")
+    parts = [f"{accuracy} / {spread([100 * run['accuracy_last5'] for run in runs], 1)}" if has_last5 else str(accuracy)]
+    parts += [f"[{paper}]"] * (paper != DASH) + [f"({right.mean:.0f})"] * (str(right) != DASH)
+    parts += [f"!{sum('note' in run for run in runs)}"] * any("note" in run for run in runs)
+    return " ".join(parts) + one.mark, (str(shown["MB up"]), str(shown["MB down"]))
+
+
+def of_sweep(folder: pathlib.Path, names: str, last5: str = "(?!)") -> str:
+    """The cells of a sweep, rows by columns; of several sweeps each cell in a row of its own."""
+    found, machines = load(paths(f"sweep {names}", folder))
+    entries, sizes = Entries(), collections.defaultdict[tuple[str, ...], set[tuple[str, str]]](set)
+    for name in names.split():
+        for one in ordered(name, found):
+            row, column = one.place[0], one.place[1] or "accuracy, %"
+            text, megabytes = cell(one, has_last5=(has_last5 := bool(re.fullmatch(last5, column))))
+            column = LAST5.format(column) if has_last5 else column
+            row, column = (f"`{name}` {column}", "accuracy, %") if " " in names else (row, column)
+            entries[(row,), column] = "; ".join(filter(None, (entries.get(((row,), column)), text)))
+            sizes[(row,)].add(megabytes)
+
+    def size(of_row: set[tuple[str, str]]) -> str:
+        ends = [sorted({*own} - {""}, key=lambda text: float(text.replace(",", ""))) for own in zip(*of_row, strict=True)]
+        return "; ".join(" to ".join(dict.fromkeys((own[0], own[-1]))) for own in ends if own)
+
+    sized: Entries = {(row, SIZES): size(own) for row, own in sizes.items()}
+    if len({*sized.values()}) == 1:
+        machines, sized = f"{machines}. {SIZES}: {sized.popitem()[1]}", {}
+    first = [head for one in axes(names)[1] for head in (one, LAST5.format(one))]
+    return f"{machines}.\n\n{table([''], entries | sized, first)}"
+
+
+def by_round(run: Mapping[str, Any], quantity: str) -> dict[int, float]:
+    """What a run has of a quantity, by round."""
+    array, place, factor, _ = QUANTITIES[quantity]
+    return {one[0]: factor * one[place] for one in run.get(array, ()) if one[place] is not None}
+
+
+def of_rounds(folder: pathlib.Path, name: str, rounds: str, quantities: str) -> str:
+    """What the runs of a sweep had after some rounds."""
+    (found, machines), entries = load(paths(f"rounds {name}", folder)), Entries()
+    shown = 1 + (len({one.place[1] for one in found}) > 1)  # the column's name, too, where there are several
+    for cell_of, run in ((one, run) for one in ordered(name, found) for run in one.result["runs"]):
+        for quantity in quantities.split("; "):
+            own, decimals = by_round(run, quantity), QUANTITIES[quantity][-1]
+            texts = ", ".join(f"{own[number]:{decimals}}" if number in own else DASH for number in map(int, rounds.split()))
+            row = (f"{', '.join(cell_of.place[:shown])}, {run['seed']}{cell_of.mark}",)
+            entries[row, quantity] = re.sub(f"(^|, ){DASH}(, {DASH})*$", "", texts)  # a run may have ended earlier
+    return f"{machines}.\n\n{table([f'row, seed (rounds {rounds})'], entries)}"
+
+
+def of_curves(folder: pathlib.Path, file: str, column: str, rows: str) -> figures.Picture:
     """Accuracy and pseudo-labels of some rows of a column over the rounds that all their seeds have."""
     parts: dict[str, list[figures.Curve]] = {}
-    found = {one["case"]["row"]: one["runs"] for one in results}
-    if strange := [row for row in rows if row not in found]:
-        raise ValueError(f"{name} has no row {strange[0]!r}")
-    for words, quantity in [*QUANTITIES.items()][:-1]:
-        for style, row in enumerate(rows):
-            of_runs = [quantity.of(run) for run in found[row]]
-            if there := sorted(set.intersection(*map(set, of_runs))):
-                mean, sd = mean_sd(np.array([[own[number] for number in there] for own in of_runs]))
-                parts.setdefault(words, []).append(figures.Curve(row, np.array(there, float), mean, sd, style))
+    found = {one.place[0]: one.result["runs"] for one in load(paths(f"curves {file}", folder), column=column)[0]}
+    if strange := [row for row in rows.split("; ") if row not in found]:
+        raise ValueError(f"{file}, {column}: got the row {strange[0]!r}, accepted: {', '.join(found)}")
+    for quantity in [*QUANTITIES][:-1]:
+        of_rows = [[by_round(run, quantity) for run in found[row]] for row in rows.split("; ")]
+        for style, (row, of_runs) in enumerate(zip(rows.split("; "), of_rows, strict=True)):
+            if shared := sorted(set.intersection(*map(set, of_runs))):
+                mean, sd = mean_sd(np.array([[own[number] for number in shared] for own in of_runs]))
+                parts.setdefault(quantity, []).append(figures.Curve(row, np.array(shared, float), mean, sd, style))
+    name = f"{file} {column}".strip()
     return figures.curves("curves_" + re.sub(r"\W+", "_", name).strip("_"), name, parts, "round")
 
 
-CELLS = re.compile(r"(?P<kind>rounds|last5|curves) (?P<file>\S+) (?P<column>.*?)( at (?P<rounds>\d+( \d+)*)|: (?P<rows>.+))?")
-"""A line of `rounds`, which has rounds, of `curves`, which has rows, or of `last5`."""
+def of_command(folder: pathlib.Path, command: str, ids: str, shown: str, *options: str) -> str:
+    """Columns of a benchmark's table, with the rows of several machines below one another or, `by` a column, side by side."""
+    module, entries = importlib.import_module(f"benchmarks.{command}"), Entries()
+    by = next((option.removeprefix("by ") for option in options if option.startswith("by ")), "")
+    found, machines = load(paths(command, folder), **dict(option.split("=") for option in options if "=" in option))
+    found.sort(key=lambda one: [str(one.result["case"][key]) for key in getattr(module, "SORTED", ())])
+    cases = [one.result["case"] for one in found]
+    for one in sorted(found, key=lambda one: cases.index(one.result["case"])):
+        for row in module.rows(one.result):
+            line = dict(zip(module.HEAD, row, strict=True)) | {"machine": where(one.run)}
+            line |= {head.partition(" (")[0]: re.sub(r" \([^)]*\)", "", text) for head, text in line.items() if " (" in head}
+            first, *others = (line[name] for name in ids.split("; "))
+            texts = {name: line[name] for name in shown.split("; ")}
+            own = {line[by]: "; ".join(filter(None, texts.values()))} if by else texts
+            entries |= {((first if by else first + one.mark, *others), name): text for name, text in own.items()}
+    about = [f"{machines}."] * (by != "machine") + [f"In each cell: {shown}."] * bool(by)
+    return f"{' '.join(about)}\n\n{table(ids.split('; '), entries)}"
 
 
-def of_cells(match: re.Match[str], folder: pathlib.Path = harness.RESULTS) -> str | figures.Picture:
-    """What such a line becomes; ValueError where it names no cell, or several columns where one is meant."""
-    kind, file, column, rounds, rows = match.group("kind", "file", "column", "rounds", "rows")
-    found = [one for run in harness.load(folder / f"sweep_{file}.json") for one in run["results"]]
-    found = [one for one in found if re.fullmatch(column, one["case"]["column"])]
-    columns = {one["case"]["column"] for one in found}
-    if not found or (kind == "rounds") != bool(rounds) or (kind == "curves") != bool(rows):
-        raise ValueError(f"{match[0]}: names no cell, or no rounds or rows")
-    if kind == "last5":
-        return of_last5(found)
-    if len(columns) > 1:
-        raise ValueError(f"{match[0]}: got {len(columns)} columns, accepted: one")
-    if kind == "rounds":
-        return of_rounds(found, [*map(int, rounds.split())])
-    return of_curves(" ".join(filter(None, [file, *columns])), found, rows.split("; "))
+def paths(words: str, folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files of results that a block shows."""
+    kind, _, names = words.partition("|")[0].strip().partition(" ")
+    patterns = [f"sweep_{name}" + "_*" * (kind != "curves") for name in names.split()] or [f"{kind}_*"]
+    return [path for pattern in patterns for path in sorted(folder.glob(f"{pattern}.json"))]
 
 
-def section(name: str, folder: pathlib.Path = harness.RESULTS) -> str:
-    """The tables of a command or of a sweep, machine by machine."""
-    (command, _, sweep), parts = name.partition(" "), []
-    for path in sorted(folder.glob(f"{command}_*.json")):
-        runs = harness.load(path)
-        results = [one for run in runs for one in run["results"] if one["case"].get("table", "") == sweep]
-        if not results:
-            continue
-        if sweep:
-            text = of_sweep(sweep, results)
-        else:
-            module = importlib.import_module(f"benchmarks.{command}")
-            order = getattr(module, "SORTED", ())
-            results.sort(key=lambda one: [str(one["case"][key]) for key in order])
-            text = lines(module.HEAD, [row for one in results for row in module.rows(one)])
-        about = "\n".join(dict.fromkeys(map(source, runs)))
-        parts.append(f"{runs[0]['machine']} (`{path.name}`):\n\n{text}\n\n{about}")
-    return "\n\n".join(parts) or "Not measured yet."
+def of_sources(found: Iterable[Found]) -> str:
+    """A line for each machine and its versions: the commands that ran there, each with its commits."""
+    groups: dict[str, dict[str, dict[str, None]]] = {}
+    for run in ({id(one.run): one.run for one in found}).values():
+        command = re.sub(r"python -m | --(json=FILE|config\.data\.data_dir=DIR)", "", run["command"].replace("\n", "`, `"))
+        name = run["results"][0]["case"].get("table", "")
+        rows, columns = axes(name)
+        if name and all(one["case"]["row"] in rows and one["case"]["column"] in (columns or [""]) for one in run["results"]):
+            command = "launch.sweep " + name.replace("-", " --")  # which makes all of them today
+        about = [one[:9] + one[40:] for one in (run["commit"] or "unknown").split(", ")]  # [40:] is a `+`
+        about += [run["device"], f"warm-up {run['warm_up']}"] * (not run["warm_up"].startswith("none"))
+        about += [round_time.in_words(run["ceilings"])] if "ceilings" in run else []
+        about += [run["note"]] if "note" in run else []
+        versions = ", ".join(f"{package} {run['versions'][package]}" for package in ("python", "jax"))
+        groups.setdefault(f"{where(run)}, {versions}", {}).setdefault(command, {}).update(dict.fromkeys(about))
+    texts = {name: (f"`{command}` ({', '.join(about)})" for command, about in own.items()) for name, own in groups.items()}
+    return "\n".join(f"- {name}: {'; '.join(own)}" for name, own in texts.items())
 
 
-def written() -> tuple[str, dict[str, bytes]]:
-    """The README's text, and the figures in it by the names of their files."""
+def written(page: str, folder: pathlib.Path = harness.RESULTS) -> tuple[str, dict[str, bytes]]:
+    """A page's text with its blocks made anew, and the figures in it by the names of their files."""
     pictures: dict[str, bytes] = {}
+    blocks = [block["words"] for block in BLOCK.finditer(page)]
+    if page.count("<!-- ") != 2 * len(blocks):
+        raise ValueError("a line `<!-- WORDS -->` has no `<!-- end -->`")
 
-    def made(match: re.Match[str]) -> str:
-        cells_of = CELLS.fullmatch(match[1])
-        found = of_cells(cells_of) if cells_of else section(match[1])
-        if isinstance(found, str):
-            return found
-        pictures[f"{found.name}.svg"] = found.svg
-        return f"![{found.alt}](results/{found.name}.svg)"
+    def made(block: re.Match[str]) -> str:
+        head, *options = re.split(r" ?\| ?", block["words"])
+        kind, _, names = head.partition(" ")
+        if kind == "curves":
+            picture = of_curves(folder, names, *options)
+            pictures[f"{picture.name}.svg"] = picture.svg
+            content = f"![{picture.title}: accuracy and pseudo-labels over the rounds](results/{picture.name}.svg)"
+        elif kind == "sources":
+            content = of_sources(load(dict.fromkeys(path for words in blocks for path in paths(words, folder)))[0])
+        else:
+            make: Callable[..., str] = of_sweep if kind == "sweep" else of_rounds if kind == "rounds" else of_command
+            content = make(folder, names or kind, *options)
+        return f"<!-- {block['words']} -->\n\n{content}\n\n<!-- end -->"
 
-    return re.sub(r"^\{\{(.+)\}\}$", made, TEXT.read_text(), flags=re.MULTILINE), pictures
+    return BLOCK.sub(made, page), pictures
 
 
 if __name__ == "__main__":
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    text, drawn = written()
-    README.write_text(text)
-    for name, content in drawn.items():
-        (harness.RESULTS / name).write_bytes(content)
+    for path in sorted(PAGES.glob("*.md")):
+        text, drawn = written(path.read_text())
+        path.write_text(text)
+        for name, content in drawn.items():
+            (harness.RESULTS / name).write_bytes(content)

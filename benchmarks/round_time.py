@@ -57,7 +57,7 @@ LAYOUTS = {
 }
 LEAST, SECONDS, WARM_UP = 6, 5.0, 2  # rounds at least, seconds of the first layout's at least
 EVALUATED = 1_000  # test images, where evaluations are timed
-HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first", "of the ceiling", "MB")
+HEAD = ("of", "workload", "M, S", "layout", "seconds (quartiles)", "times the first (quartiles)", "of the ceiling", "MB")
 SORTED = ("of", "workload", "cohort")
 
 
@@ -84,12 +84,13 @@ def settings_of(layout: str) -> dict[str, Any]:
 
 def config_of(workload: Workload, layout: str, cohort: int, steps: int) -> dict[str, Any]:
     """The config of a workload in a layout, all of whose clients take part in each round."""
-    data, server = {"num_clients": cohort, "weak": "none", "strong": "none"}, {"epochs": 0, "steps": 1, "pretrain": 0}
+    data = {"num_clients": cohort, "weak": "none", "strong": "none"}
+    server: dict[str, Any] = {"training": {"epochs": 0, "steps": 1, "pretrain": 0}}
     if workload.at_clients:
         data |= {"labels_at": "clients", "labeled_fraction": (workload.batch_size / workload.images,)}
     else:
         data |= {"labels_at": "server", "num_labels": 10}
-        server |= {"sbn_data": "labeled"}
+        server |= {"static_norm": {"data": "labeled"}}
     return {
         "method": workload.method, "model": workload.model, "data": data, "server": server, "cohort_size": cohort,
         "client": {"optimizer": workload.optimizer, "batch_size": workload.batch_size, "epochs": 0, "steps": steps},

@@ -39,7 +39,10 @@ SERIES: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
 WITH_FIXED_COST = ("cohort", "steps")  # series whose seconds are fitted by a + b x^c
 KINDS = ("seconds", "program_bytes", "peak_bytes")
 WARM_UP, LEAST, SECONDS, ROUNDS, REPEATS = 2, 5, 4.0, 10_000, 3
-HEAD = ("series", "from and to", "ms a round", "exponent", "program MB", "exponent", "peak MB", "exponent")
+HEAD = (
+    "series", "from and to", "ms a round", "its exponent (95 %)", "program MB", "exponent of it (95 %)", "peak MB",
+    "exponent of the peak (95 %)",
+)  # fmt: skip
 
 
 def rows(one: Result) -> Rows:
@@ -66,7 +69,7 @@ def config_of(point: dict[str, int]) -> dict[str, Any]:
         "model": {"name": "cnn", "width": point["width"]}, "cohort_size": point["cohort"], **RUNS_LONG,
         "data": {"num_clients": point["clients"], "num_labels": 10, "weak": "none", "strong": "none"},
         "client": {"steps": point["steps"], "epochs": 0, "batch_size": 4, "optimizer": optimizer},
-        "server": {"epochs": 1, "pretrain": 0, "sbn_data": "labeled"},
+        "server": {"training": {"epochs": 1, "pretrain": 0}, "static_norm": {"data": "labeled"}},
         "execution": {"strategy": strategy, "devices": point["devices"], "data": data},
     }  # fmt: skip
 

@@ -24,7 +24,7 @@ from fedjax_ssl.runs.log import MetricsLog
 CONFIG = "configs/digits.py:fl2"
 SEEDS, ROUNDS, LATER = (1, 4), 5, 3
 KEYS = ("wall_s", "start_s", "compile_s", "round_s")
-HEAD = ("", "whole process s", "to the end of round 1", "compiling", "a round")
+HEAD = ("", "whole process s (range)", "to the end of round 1 (range)", "compiling (range)", "a round (range)")
 
 
 def rows(one: Result) -> Rows:

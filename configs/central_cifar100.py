@@ -12,6 +12,6 @@ from .common import ConfigDict, central
 
 def get_config(argument: str | None = None) -> ConfigDict:
     config = central("cifar100", argument, labels=400)
-    config.server.optimizer.weight_decay = 1e-3
+    config.server.training.optimizer.weight_decay = 1e-3
     config.data.mean, config.data.std = (129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)
     return config

@@ -28,9 +28,9 @@ WITHOUT_BATCH_NORM = ("mnist_cnn", "emnist_cnn", "mlp", "linear")
 
 
 def trainings(config: ConfigDict) -> list[ConfigDict]:
-    """The groups of settings that train: `client`, unless the method has none, and `server`, where it has labels."""
+    """The groups of settings that train: `client`, unless the method has none, and `server.training`, where it has labels."""
     clients = [config.client] if config.method.name not in WITHOUT_CLIENTS else []
-    return [*clients, *([config.server] if config.data.labels_at == "server" else [])]
+    return [*clients, *([config.server.training] if config.data.labels_at == "server" else [])]
 
 
 TRAIN_ON_STRONG_VIEWS = (
@@ -140,22 +140,22 @@ FEDMATCH_AT_LARGE_RATES: dict[str, Any] = {"method.lambda_s": 1.0, "method.lambd
 server, learning rates .03: 92 % with these, 57 % with its own, three seeds; Fashion-MNIST, 40 labels: 45 and 57 %.)"""
 
 SEMIFL_NORM: dict[str, Any] = {
-    "server.sbn_data": "all", "server.sbn_weighting": "batches", "server.sbn_order": "joined",
-    "server.sbn_labeled_batch_size": 250, "server.sbn_unlabeled_batch_size": 250,
+    "server.static_norm.data": "all", "server.static_norm.weighting": "batches", "server.static_norm.order": "joined",
+    "server.static_norm.labeled_batch_size": 250, "server.static_norm.unlabeled_batch_size": 250,
 }  # fmt: skip
 """SemiFL's static batch-norm statistics, as its code has them, in (FL)^2's setting, too."""
 FL2_METHODS: dict[str, dict[str, Any]] = {
     "fl2": {},
     "semifl": {
-        "client.batch_size": 10, "client.optimizer.clip_norm": 1.0, "server.optimizer.clip_norm": 1.0,
-        "server.pretrain": 0, **SEMIFL_NORM,
+        "client.batch_size": 10, "client.optimizer.clip_norm": 1.0, "server.training.optimizer.clip_norm": 1.0,
+        "server.training.pretrain": 0, **SEMIFL_NORM,
     },
     "fedcon": {},
     "fedmatch": FEDMATCH_AT_LARGE_RATES,
     "fixmatch": {},
     "uda": {},
     "fedsiam_mt": {},
-    "supervised": {"server.sbn_data": "labeled", "server.sbn_unlabeled_batch_size": 250},
+    "supervised": {"server.static_norm.data": "labeled", "server.static_norm.unlabeled_batch_size": 250},
 }  # fmt: skip
 """What each method has of its own in (FL)^2's setting; UDA, FedSiam-MT and `supervised` are not in its Tables 1 and 2."""
 
@@ -164,7 +164,7 @@ def fl2_pretrainings(dataset: str, labels: int) -> int:
     """How often (FL)^2's server trains on its labels before round 1: the paper does not say, its released code has these.
 
     For SVHN about 2,048 steps in all, in batches of 10 and trainings of 5 epochs; for CIFAR-10 ten trainings, and so for the
-    datasets that the code does not have. `server.pretrain=1` is the one training of the paper's Algorithm 1, and 0 an ablation.
+    datasets that the code does not have. `server.training.pretrain=1` is the one of the paper's Algorithm 1, and 0 an ablation.
     """
     return 2048 // (5 * max(1, labels // 10)) if dataset == "svhn_cropped" else 10
 
@@ -185,28 +185,28 @@ def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False
     set_split(config, given["split"])
     if not linear:
         config.data.strong = "usb" if variant == "paper" else "fl2_released"
-        config.server.sbn_labeled_batch_size, config.server.sbn_unlabeled_batch_size = 10, 2048
+        config.server.static_norm.update(labeled_batch_size=10, unlabeled_batch_size=2048)
     if variant == "released":
         own = {"strict": False, "batches": "accepted", "consistency_on": "confident_accepted"}
         config.method.update({key: value for key, value in own.items() if key in config.method})
         for training in trainings(config):
             training.optimizer.update(schedule="constant", clip_norm=1.0)
         if not linear:
-            config.server.update(sbn_data="all", sbn_weighting="batches", sbn_order="class")
-    config.server.pretrain = fl2_pretrainings(dataset, labels)
+            config.server.static_norm.update(data="all", weighting="batches", order="class")
+    config.server.training.pretrain = fl2_pretrainings(dataset, labels)
     own = FL2_METHODS[method]
     config.update_from_flattened_dict(
-        {key: value for key, value in own.items() if not (linear and key.startswith("server.sbn"))}
+        {key: value for key, value in own.items() if not (linear and key.startswith("server.static_norm."))}
     )
     return without_unread_views(config), variant == "released"
 
 
 SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "no_global_labels": {"method.pseudo_labels": "batch", "method.mix": "none"},
-    "no_fine_tuning": {"server.training": "parallel"},
-    "fedavg_fixmatch": {"method.pseudo_labels": "batch", "method.mix": "none", "server.training": "parallel"},
-    "supervised": {"server.sbn_data": "labeled"},
+    "no_global_labels": {"method.pseudo_labels": "local", "method.mix": "none"},
+    "no_fine_tuning": {"server.training.when": "parallel"},
+    "fedavg_fixmatch": {"method.pseudo_labels": "local", "method.mix": "none", "server.training.when": "parallel"},
+    "supervised": {"server.static_norm.data": "labeled"},
 }
 """SemiFL, the rows of its ablation, and training on the server's labels alone."""
 
@@ -220,7 +220,7 @@ def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
     set_split(config, given["split"])
     for training in trainings(config):
         training.batch_size, training.optimizer.clip_norm = 10, 1.0
-    config.server.update(batch_size=10 if config.data.num_labels <= 1000 else 250, pretrain=0)
+    config.server.training.update(batch_size=10 if config.data.num_labels <= 1000 else 250, pretrain=0)
     config.update_from_flattened_dict(SEMIFL_NORM | SEMIFL_VARIANTS[variant])
     return without_unread_views(config)
 
@@ -235,9 +235,10 @@ def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) 
     set_split(config, given["split"])
     config.client.update(batch_size=50, epochs=1)
     config.client.optimizer.update(name="lars", learning_rate=0.3 * 10 / 256, weight_decay=1.5e-6)
-    config.server.update(epochs=1, momentum=0.0)
-    config.server.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, weight_decay=0.0)
-    for optimizer in (config.client.optimizer, config.server.optimizer):
+    config.server.optimizer.momentum = 0.0
+    config.server.training.epochs = 1
+    config.server.training.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, weight_decay=0.0)
+    for optimizer in (config.client.optimizer, config.server.training.optimizer):
         optimizer.nesterov = optimizer.persistent = False
     if network == "cifar_cnn":
         config.data.update(weak="flip_crop4", mean=(0.5,), std=(0.5,))
@@ -256,7 +257,7 @@ def fedtrinet(dataset: str, network: str, argument: str | None, *, weak: str = "
     config.client.update(batch_size=50, epochs=5)
     config.client.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, nesterov=False)
     config.client.optimizer.update(weight_decay=0.0, persistent=False)
-    config.server.momentum = 0.0
+    config.server.optimizer.momentum = 0.0
     return config
 
 
@@ -268,6 +269,6 @@ def central(dataset: str, argument: str | None, labels: int) -> ConfigDict:
     config.rounds, config.eval_every = 1024, 5
     config.data.update(name=dataset, num_labels=number("labels", given["labels"]), strong="usb")
     config.data.exclude_labeled = False  # labeled images are unlabeled ones, too
-    config.server.update(batch_size=64, epochs=0, steps=1024, pretrain=0)
-    config.server.optimizer.update(schedule="cosine_7_16", decay="kernels")
+    config.server.training.update(batch_size=64, epochs=0, steps=1024, pretrain=0)
+    config.server.training.optimizer.update(schedule="cosine_7_16", decay="kernels")
     return config

@@ -45,7 +45,7 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         config.data.min_size = 1  # of fewer than 20 labels a client, no draw leaves each client the 10 of the released code
     config.client.update(batch_size=10, epochs=1)
     config.client.optimizer.update(name="adam", learning_rate=5e-4, schedule="constant", weight_decay=0.0, persistent=False)
-    config.server.momentum = 0.0
+    config.server.optimizer.momentum = 0.0
     is_paper = common.one_of("batch", given["batch"], ("paper", "released")) == "paper"
     has_size = "unlabeled_batch_size" in config.method
     if is_paper and not has_size:

@@ -8,7 +8,7 @@ from .common import ConfigDict
 FEDLABEL: dict[str, dict[str, Any]] = {
     "paper": {},
     "released": {  # FLUTE's choices
-        "expert_view": "weak", "consistency_target": "local", "normalize": "passing", "proximity": 10.0, "burn_in": 50,
+        "expert_view": "weak", "consistency_target": "local", "divisor": "used", "proximity": 10.0, "burn_in": 50,
         "counts": "passing", "aggregation": "halves",
     },
     "local_only": {"experts": "local"},
@@ -46,7 +46,7 @@ def make(
         config.data.resplit = (0.8, 0.05, 0.15)
     config.client.update(batch_size=64, epochs=0, steps=common.number("tau", given["tau"]))
     config.client.optimizer.update(learning_rate=0.003, schedule="constant", momentum=0.0, weight_decay=0.0)
-    config.server.momentum = 0.0
+    config.server.optimizer.momentum = 0.0
     if word in FEDLABEL:
         config.method.update(FEDLABEL[word], confidence=common.real("beta", given["beta"] or "0.3", maximum=1, zero=True))
         if strong == "none":

@@ -44,9 +44,9 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
         config.data.labeled_fraction = (gamma,)
     for training in common.trainings(config):
         training.optimizer.update(learning_rate=0.01, schedule="constant", nesterov=False, weight_decay=1e-4, persistent=False)
-    config.server.momentum = 0.0
+    config.server.optimizer.momentum = 0.0
     if at == "server":
-        config.server.update(pretrain=0, epochs=1)
+        config.server.training.update(pretrain=0, epochs=1)
     lengths = {"clients": (50, 5, 10, 1), "server": (server_rounds, 1, 100, 5)}
     config.rounds, config.client.epochs, config.client.batch_size, config.eval_every = lengths[at]
 
@@ -58,7 +58,7 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
     # The rectangle is rounds 10 to 40 of 50, as shares of all.
     own |= {"pi_rounds": 3 / config.rounds} if of_curve == "linear" else {"pi_rounds": 0.2, "end_round": 0.8}
     if released:
-        own |= {"normalization": "released", "alpha_counts": "epochs", "target_delay": 1, **repeats}
+        own |= {"divisor": "batch", "alpha_counts": "epochs", "target_delay": 1, **repeats}
     if word in FEDSIAM:
         config.method.update({key: value for key, value in own.items() if key in config.method})
     else:

@@ -4,7 +4,7 @@ r"""(FL)^2 on AG News, 20 labels at the server: a linear classifier on frozen fe
         --out=ag_news.npz
     python -m launch.run --config=fl2_ag_news:paper,labels=20,split=iid --config.data.path=ag_news.npz
 
-With the test part alone, 6,000 of its rows for training, and a small encoder (benchmarks/README.md has the results):
+With the test part alone, 6,000 of its rows for training, and a small encoder (benchmarks/fl2_ag_news.md has the results):
 
     python -m launch.text_features --train=test.csv --per_class=1500 --strong=words --pooling=mean \
         --encoder=MINILM --out=ag_news.npz

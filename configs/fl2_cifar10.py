@@ -7,9 +7,9 @@ server's labels alone). The paper does not state FedMatch's weights. Expected (T
 here), IID, Dirichlet .3 and .1, 40 labels: fl2 81.5 (7.4), 43.5 (7.5), 36.4 (1.4); semifl 75.3 (2.8), 38.0 (2.7), 19.9
 (7.5); fedmatch 25.4 (2.8), 25.2 (3.5), 25.6 (2.2); fedcon 23.3 (6.2), 26.5 (2.1), 25.4 (2.3). 10 labels: fl2 38.9
 (11.1), 24.3 (4.5), 19.2 (5.7), the others 10.0 to 16.9. The server trains ten times on its labels before round 1, as in the
-released code; with one training, as in the paper's Algorithm 1 (`--config.server.pretrain=1`), the one seed that ran is 9
-points lower in round 55, which may be chance (benchmarks/README.md). Run time: for an accelerator; on two CPU cores
-`--config.rounds=2 --config.cohort_size=2 --config.client.epochs=1` takes minutes.
+released code; with one training, as in the paper's Algorithm 1 (`--config.server.training.pretrain=1`), the one seed that
+ran is 9 points lower in round 55, which may be chance (benchmarks/fl2_cifar10.md). Run time: for an accelerator; on two
+CPU cores `--config.rounds=2 --config.cohort_size=2 --config.client.epochs=1` takes minutes.
 """
 
 from .common import ConfigDict, fl2

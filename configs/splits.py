@@ -64,6 +64,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     name, given = parse(argument, tuple(SPLITS), dataset="cifar10")
     at_clients = SPLITS[name].get("labels_at") == "clients"
     config = base("fedavg" if at_clients else "supervised", "wide_resnet", depth=28, width=2)
-    config.data.name, config.server.sbn_data = given["dataset"], "cohort" if at_clients else "labeled"
+    config.data.name = given["dataset"]
+    config.server.static_norm.data = "cohort" if at_clients else "labeled"
     config.data.update(SPLITS[name])
     return config

@@ -36,10 +36,10 @@ class Cohort(NamedTuple):
     ids: Array  # int32 [M], client ids, without repetition
     round: Array  # int32 scalar, the round's number, counted from 0
     rounds: Array | int = 1  # how many rounds the run has
-    there: Array | None = None  # bool [M], which of them can be reached; None: all
+    available: Array | None = None  # bool [M], which of them can be reached; None: all
 
 
-class Shard(NamedTuple):
+class ClientData(NamedTuple):
     """One client's data, as `client_update` receives it.
 
     `true_labels` are for diagnostics and the oracle options alone: they must not reach an update (a test permutes them and
@@ -68,7 +68,7 @@ class ClientOutput(NamedTuple):
     update: PyTree  # broadcast minus local, a pseudo-gradient for any optax optimizer; by `local.Task.update` a `local.Weights`
     weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: not in the average, and nothing is sent
     client_state: PyTree  # the client's new persistent state, structured as it was handed
-    metrics: ClientMetrics  # name -> Mean or Sum of scalars, or Each, which is recorded alone (`diagnostics.clients_every`)
+    metrics: ClientMetrics  # name -> Mean or Sum of scalars, or PerClient, which `diagnostics.clients_every` records
 
 
 class Aggregate(NamedTuple):
@@ -118,9 +118,9 @@ class Method(NamedTuple):
 
     Attributes:
         init: (key, DataSpec) -> (server, clients). `clients` is `()` or a pytree with leading axis K.
-        broadcast: (server, clients, Cohort) -> (shared, own): what every client receives alike, and a pytree with leading
-            axis M (or `()`) that differs from client to client. `clients` is None unless `Requires.all_states`.
-        client_update: (shared, own, client_state, Shard, key) -> ClientOutput, written for one client.
+        broadcast: (server, clients, Cohort) -> (shared, per_client): what every client receives alike, and a pytree with
+            leading axis M (or `()`) that differs from client to client. `clients` is None unless `Requires.all_states`.
+        client_update: (shared, per_client, client_state, ClientData, key) -> ClientOutput, written for one client.
         server_update: (server, Aggregate, ServerData, key) -> (server, metrics).
         predict: name -> (server, images uint8 [B, H, W, ch] or features float32 [B, V, D], mask bool [B], which of them are
             real) -> logits float32 [B, C]. The first is the model that is evaluated (`eval/accuracy`); each other one is
@@ -135,7 +135,7 @@ class Method(NamedTuple):
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]
     broadcast: Callable[[PyTree, PyTree, Cohort], tuple[PyTree, PyTree]]
-    client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput]
+    client_update: Callable[[PyTree, PyTree, PyTree, ClientData, Key], ClientOutput]
     server_update: Callable[[PyTree, Aggregate, ServerData, Key], tuple[PyTree, Metrics]]
     predict: Mapping[str, Callable[[PyTree, Shaped[Array, " B *_"], Mask], Logits]]
     requires: Requires = Requires()

@@ -56,7 +56,7 @@ def _split(total: Shaped[Array, "*M"]) -> tuple[Shaped[Array, "*M"], Shaped[Arra
     return total & (2**BASE_BITS - 1), total >> BASE_BITS
 
 
-class Each(NamedTuple):
+class PerClient(NamedTuple):
     """What `diagnostics.clients_every` records of each client, an array of any shape that is never added up.
 
     A round that is not recorded leaves it out of its program. Names `example/...` are for `Experiment.inspect` alone.
@@ -66,7 +66,7 @@ class Each(NamedTuple):
 
 
 Metrics = Mapping[str, Mean | Sum]
-ClientMetrics = Mapping[str, Mean | Sum | Each]
+ClientMetrics = Mapping[str, Mean | Sum | PerClient]
 
 
 def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] | bool | None = None) -> Mean:
@@ -81,7 +81,11 @@ def mean(values: Shaped[Array, "*shape"] | Number, where: Bool[Array, "*shape"] 
 
 
 def whole(number: int) -> Sum:
-    """A whole number from 0 on, below 2^60, as a Sum."""
+    """A whole number from 0 on, below 2^60, as a Sum.
+
+    >>> int(whole(2**40).plus(whole(1)))
+    1099511627777
+    """
     return Sum(*map(jnp.int32, (number % 2**BASE_BITS, number // 2**BASE_BITS)))
 
 
@@ -113,10 +117,10 @@ def num_bytes(tree: PyTree) -> int:
 
 
 def reduce(metrics: ClientMetrics) -> dict[str, float | int]:
-    """Python numbers of metrics on the host, stacked over clients or not; a Mean of weight 0 is left out, as is each Each."""
+    """Python numbers of metrics on the host, stacked over clients or not; a Mean of weight 0 and a PerClient are left out."""
     found: dict[str, float | int] = {}
     for name, metric in metrics.items():
-        if isinstance(metric, Each):
+        if isinstance(metric, PerClient):
             continue
         if isinstance(metric, Sum):
             found[name] = np.sum(values(metric)).item()

@@ -14,6 +14,8 @@ from pydantic import Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
+from fedjax_ssl import moved
+
 ModelT = TypeVar("ModelT", bound="Model")
 MANY, HUGE, TINY = 2**31 - 1, 1e38, 1e-37
 """The largest whole number, and the largest and the smallest positive number, of a setting: int32 and float32 have them."""
@@ -118,6 +120,15 @@ class Options(Model, arbitrary_types_allowed=True):
         return self
 
 
+Divisor = Literal["used", "batch"]
+"""What the sum of a loss over a batch is divided by: the examples that it is over, or all examples of the batch."""
+PseudoLabels = Literal["global", "local"]
+LABELS_BY: Any = Field(
+    default="global",
+    description="Which model makes a client's pseudo-labels, and when: the `global` one for all examples once a round, or the "
+    "client's `local` one for each batch in each step.",
+)
+
 CLIENT_LABELS = (
     ReadWhere({"data.labels_at": ("clients",), "client.epochs": SET}),
     ReadWhere({"data.reveal_labels": SET, "client.epochs": SET}),
@@ -128,10 +139,12 @@ class LabeledRepeats(Options):
     """Settings of a client that goes through its labeled examples several times in an epoch (FedSiam's released code)."""
 
     labeled_repeats: Annotated[Repeats, *CLIENT_LABELS] = Field(
-        default=1, description="A client's passes over its labeled data in an epoch."
+        default=1, description="How many times a client goes through its labeled examples in each epoch."
     )
     repeats_below: Annotated[Fraction, ReadWhere(labeled_repeats=ABOVE_1)] = Field(
-        default=1.0, description="Clients with a smaller labeled share repeat labels, others do not; 1: all clients do."
+        default=1.0,
+        description="Clients whose share of labeled examples is below this number repeat them, and the others go through them "
+        "once. 1 lets all clients repeat theirs.",
     )
 
 
@@ -184,6 +197,8 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
         return unknown_key(prefix + ".".join(map(str, first["loc"])), (prefix + path for path, _ in fields_of(model)))
     if first["type"] == "value_error":
         return str(first["ctx"]["error"])
+    if said := moved.line(prefix + ".".join(map(str, first["loc"])), (prefix + path for path, _ in fields_of(model))):
+        return said
     # Of a tuple its wrong entry is shown, under the tuple's key.
     key = prefix + ".".join(part for part in first["loc"] if isinstance(part, str))
     got = _shown(first["input"])
@@ -219,6 +234,8 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What to say of a dotted key that is not known: the nearest of its group, the same name elsewhere, or its group's keys."""
     known, key = list(known), " ".join(key.split())
+    if said := moved.line(key, known):
+        return said
     group, _, name = key.rpartition(".")
     spelled = {"lr": "learning_rate"}.get(name, name)
     siblings = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == group]

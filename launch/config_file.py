@@ -36,6 +36,7 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     """
     path, colon, argument = file.partition(":")
     tree = _made(path, argument if colon else None)
+    from fedjax_ssl import moved
     from fedjax_ssl.options import from_text, unknown_key
 
     other, model = (overrides or {}).get("model.name", ""), tree.get("model")
@@ -52,6 +53,8 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
         *groups, name = key.split(".")
         group = functools.reduce(operator.getitem, groups, tree)
         if isinstance(group[name], dict):
+            if said := moved.line(f"config.{key}", [f"config.{one}" for one in known]):
+                raise ValueError(said)
             raise ValueError(f"config.{key}: got {text!r}, accepted: a value for a key of this group: {', '.join(group[name])}")
         group[name] = from_text(f"config.{key}", text, group[name])
     words = [f"--config={file}", *(f"--config.{key}={text}" for key, text in (overrides or {}).items())]

@@ -18,17 +18,17 @@ def average(*, task, client, server, options=AverageOptions()) -> Method:
     """w <- w + mean_k rate * scale * (client k's mean pixel + a random number); each client counts how often it took part."""
     del server
 
-    def client_update(shared, own, times, shard, key):
-        del own
-        rows = jnp.arange(shard.unlabeled.index.shape[0])
-        pixels = shard.unlabeled.take(rows).reshape(len(rows), -1).astype(jnp.float32).mean(1)
-        count = shard.unlabeled.count.astype(jnp.float32)
-        mean = jnp.sum(jnp.where(shard.unlabeled.mask, pixels, 0)) / jnp.maximum(count, 1)
+    def client_update(shared, per_client, times, client_data, key):
+        del per_client
+        rows = jnp.arange(client_data.unlabeled.index.shape[0])
+        pixels = client_data.unlabeled.take(rows).reshape(len(rows), -1).astype(jnp.float32).mean(1)
+        count = client_data.unlabeled.count.astype(jnp.float32)
+        mean = jnp.sum(jnp.where(client_data.unlabeled.mask, pixels, 0)) / jnp.maximum(count, 1)
         step = client.learning_rate(jnp.zeros(())) * options.scale * (mean + jax.random.uniform(key))
         metrics = {
             "client/loss": Mean(shared["params"] + step, jnp.ones(())),
             "comm/bytes_up": Sum(jnp.int32(4)),
-            "perf/client_images": Sum(shard.unlabeled.count),
+            "perf/client_images": Sum(client_data.unlabeled.count),
         }
         return ClientOutput({"params": -step}, count, times + 1, metrics)
 

@@ -25,7 +25,7 @@ def get_config(argument=None):
     config = common.base("average", "linear")
     config.update_from_flattened_dict({
         "data.name": "synthetic", "data.num_clients": 6, "data.num_labels": 20, "data.weak": "none",
-        "data.strong": "none", "client.epochs": 1, "server.epochs": 1, "rounds": 6, "cohort_size": 3, "eval_every": 2,
+        "data.strong": "none", "client.epochs": 1, "server.training.epochs": 1, "rounds": 6, "cohort_size": 3, "eval_every": 2,
         "checkpoint_every": 2,
     })
     return config

@@ -5,18 +5,20 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import tomllib
 
 import pytest
 
+from fedjax_ssl import methods
+
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"), *ROOT.glob(".github/*.md")])
-MEASURED_ONCE = ROOT / "benchmarks" / "README.md"  # it has the commands of older commits, too
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_and_links_are_there(document):
     text = document.read_text()
-    modules = set(re.findall(r"python -m ((?:launch|benchmarks|tests)\.\w+)", text)) if document != MEASURED_ONCE else set()
+    modules = set(re.findall(r"python -m ((?:launch|benchmarks|tests)\.\w+)", text))
     links = {link.partition("#")[0] for link in re.findall(r"\]\(((?!http)[^)\s#]+[^)\s]*)\)", text)}
     missing = [name for name in modules if name != "launch.NAME" and importlib.util.find_spec(name) is None]
     assert missing + [link for link in links if not (document.parent / link).exists()] == []
@@ -31,3 +33,15 @@ def test_examples_in_docstrings_do_what_they_show(path):
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_each_method_has_a_page_of_the_site():
+    pages = "\n".join(path.read_text() for path in ROOT.glob("docs/methods/*.md"))
+    shown = re.findall(r"^```\{options\} (.*)$", pages, re.MULTILINE)
+    assert sorted(" ".join(shown).split()) == sorted(methods.BUILT_IN)
+
+
+def test_a_citation_names_the_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{version}}}" in (ROOT / "README.md").read_text()

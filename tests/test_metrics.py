@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.local.marks import mark
+from fedjax_ssl.local.counters import count_outputs
 from fedjax_ssl.local.training import train
 from fedjax_ssl.metrics import Sum, add, added, reduce, values, whole
 from fedjax_ssl.options import MANY
@@ -72,7 +72,7 @@ def test_passes_are_counted_beyond_an_int32():
     rows, times = 2**20, 5_000
 
     def program(x):
-        return jax.lax.fori_loop(0, times, lambda _, x: x + mark(jnp.broadcast_to(x, (rows, 1)))[0, 0], x)
+        return jax.lax.fori_loop(0, times, lambda _, x: x + count_outputs(jnp.broadcast_to(x, (rows, 1)))[0, 0], x)
 
     _, passes = jax.jit(with_passes(program))(jnp.zeros(()))
     assert int(passes.forward) == rows * times > MANY
@@ -95,7 +95,7 @@ def test_counts_of_a_runs_rounds_do_not_wrap_around_at_the_bounds():
 
 BOUNDS = {
     "fedsiam_d": {"method__target_delay": MANY, "method__pi_rounds": 3.0},
-    "fedcon": {"method__ramp_rounds": MANY, "server__pretrain": 10_000},
+    "fedcon": {"method__ramp_rounds": MANY, "server__training__pretrain": 10_000},
     "fedtrinet": {"method__labeled_rounds": float(MANY - 1)},
     "fedsem": {"method__labeled_rounds": float(MANY - 1)},
     "fedlabel": {"method__burn_in": float(MANY - 1), "method__unlabeled_steps": 10_000_000},

@@ -119,7 +119,7 @@ def test_a_second_launch_takes_every_program_from_the_cache(tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     config = "--config=configs/digits.py:fixmatch"
-    small = ["--config.rounds=2", "--config.cohort_size=2", "--config.client.epochs=1", "--config.server.epochs=1"]
+    small = ["--config.rounds=2", "--config.cohort_size=2", "--config.client.epochs=1", "--config.server.training.epochs=1"]
 
     def programs_after(launch):
         engine.run_python("-m", "launch.run", config, *small, f"--workdir={tmp_path / launch}", environment=environment)

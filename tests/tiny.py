@@ -46,9 +46,9 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
     tree = common.base(method, network, **NETWORKS[network])
     tree.data.name, tree.data.num_clients, tree.data.num_labels = "synthetic", 8, 20
     tree.data.weak, tree.data.strong = "crop1", "none"
-    tree.client.epochs, tree.client.batch_size, tree.server.epochs = 1, 64, 10
-    tree.server.optimizer.schedule = tree.client.optimizer.schedule = "constant"
-    tree.server.optimizer.learning_rate = tree.client.optimizer.learning_rate = 0.03
+    tree.client.epochs, tree.client.batch_size, tree.server.training.epochs = 1, 64, 10
+    tree.server.training.optimizer.schedule = tree.client.optimizer.schedule = "constant"
+    tree.server.training.optimizer.learning_rate = tree.client.optimizer.learning_rate = 0.03
     tree.data.labels_at = labels_at or LABELS_AT.get(method, ("server",))[0]
     tree.data.reveal_labels = method == "fedavg" and labels_at == "server"  # with server fine-tuning
     if tree.data.labels_at == "clients":

@@ -41,11 +41,11 @@ def data(sizes=SIZES) -> FederatedData:
 def method(*, aggregator: str = "sum") -> Method:
     """w <- w + mean_k over examples; each client counts how often it took part."""
 
-    def client_update(shared, own, state, shard, key):
-        del own, key
-        values = shard.unlabeled.take(jnp.arange(shard.unlabeled.index.shape[0])).reshape(-1).astype(jnp.float32)
-        count = shard.unlabeled.count.astype(jnp.float32)
-        local = shared["w"] + jnp.sum(jnp.where(shard.unlabeled.mask, values, 0)) / jnp.maximum(count, 1)
+    def client_update(shared, per_client, state, client_data, key):
+        del per_client, key
+        values = client_data.unlabeled.take(jnp.arange(client_data.unlabeled.index.shape[0])).reshape(-1).astype(jnp.float32)
+        count = client_data.unlabeled.count.astype(jnp.float32)
+        local = shared["w"] + jnp.sum(jnp.where(client_data.unlabeled.mask, values, 0)) / jnp.maximum(count, 1)
         metrics = {"client/loss": Mean(local, jnp.ones(())), "comm/bytes_up": Sum(jnp.int32(4))}
         return ClientOutput({"w": shared["w"] - local}, count, state + 1, metrics)
 

@@ -84,15 +84,15 @@ def mix(
     labeled: Examples,
     unlabeled: Examples,
     labeled_repeats: int = 1,
-    own: Int32[Array, ""] | None = None,
+    repeats: Int32[Array, ""] | None = None,
     pseudo: Int[Array, " m"] | None = None,
 ) -> Mixture:
     """A client's labeled examples, `labeled_repeats` times, followed by its unlabeled ones.
 
-    The last `own` of the repeats are real; None: all. Unlabeled examples have labels 0, or `pseudo`-labels; an example whose
-    pseudo-label is -1 takes no part.
+    The last `repeats` copies of the labeled ones are real; None: all. Unlabeled examples have labels 0, or `pseudo`-labels; an
+    example whose pseudo-label is -1 takes no part.
     """
-    rows, masked = [labeled] * labeled_repeats, 0 if own is None else labeled_repeats - own
+    rows, masked = [labeled] * labeled_repeats, 0 if repeats is None else labeled_repeats - repeats
     index = jnp.concatenate([*(row.index for row in rows), unlabeled.index])
     pseudo = jnp.zeros_like(unlabeled.index) if pseudo is None else pseudo
     return Mixture(

@@ -22,62 +22,121 @@ class DataSettings(Model):
     all examples, or apart, as a labeled set with a partition of its own.
     """
 
-    name: str = Field(default="cifar10", description="A name of `launch.explain datasets`, or another of TFDS.")
+    name: str = Field(
+        default="cifar10",
+        description="The dataset: one that `launch.explain datasets` lists, or another name of TensorFlow Datasets (TFDS).",
+    )
     data_dir: str = Field(
         default="",
-        description="The folder of datasets, as TFDS prepared them or in original files; empty: FEDJAX_SSL_DATA, else "
-        "~/.cache/fedjax_ssl/data and TFDS's own.",
+        description="Folder with the datasets, as TFDS has prepared them or as their authors' original files. If it is empty, "
+        "the environment variable FEDJAX_SSL_DATA names it, or else it is ~/.cache/fedjax_ssl/data, and TFDS's own folder.",
     )
-    download: bool = Field(default=True, description="Whether a dataset that is not there is fetched, once, from its authors.")
-    path: str = Field(default="", description="The file or folder of a dataset that TFDS does not have.")
-    resplit: Numbers = Field(default=(), description="Shares of train, validation and test in a new split; empty: as stored.")
-    renumber_labels: bool = Field(default=False, description="Number labels of any integers or text 0..C-1 (own images).")
-    num_clients: Clients = Field(default=100, description="K, the clients.")
-    labels_at: Literal["server", "clients"] = Field(default="server", description="Who has the labels.")
+    download: bool = Field(
+        default=True,
+        description="Whether a dataset that is in no folder is downloaded from its authors, once. If false, it is an error.",
+    )
+    path: str = Field(
+        default="",
+        description="Path of the file or folder of your own data, for the names `npz`, `image_folder` and `text_features`.",
+    )
+    resplit: Numbers = Field(
+        default=(),
+        description="Shares of training, validation and test examples in a new random split of all examples, such as 0.8, 0.05 "
+        "and 0.15. If it is empty, the dataset's own split is used.",
+    )
+    renumber_labels: bool = Field(
+        default=False,
+        description="Whether the labels of your own images, which may be any integers or texts, are numbered anew from 0 to "
+        "C-1.",
+    )
+    num_clients: Clients = Field(default=100, description="Number K of clients among which the training examples are divided.")
+    labels_at: Literal["server", "clients"] = Field(
+        default="server",
+        description="Who has the labeled examples: the server, so that clients have unlabeled ones alone, or the clients.",
+    )
     num_labels: Annotated[Positive, ReadWhere(labeled_fraction=UNSET)] = Field(
-        default=40, description="Labeled examples in all; not used with `labeled_fraction`."
+        default=40,
+        description="Number of labeled examples in all, over all classes. It is not used where `labeled_fraction` is set.",
     )
-    labeled_fraction: Numbers = Field(default=(), description="Labeled share of all, or of each client's (one number, or K).")
+    labeled_fraction: Numbers = Field(
+        default=(),
+        description="Share of labeled examples, from 0 to 1, among all examples or among those of each client: one number, or "
+        "one for each client. If it is empty, `num_labels` says how many there are.",
+    )
     label_selection: Literal["balanced", "random", "stratified"] = Field(
-        default="balanced", description="As many of each class, random, or the same share of each class, also within a client."
+        default="balanced",
+        description="How the labeled examples are chosen: equally many of each class (`balanced`), uniformly at random "
+        "(`random`), or the same share of each class, also within a client (`stratified`).",
     )
     exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET})] = Field(
-        default=True, description="Whether the clients' unlabeled data contain no labeled example."
+        default=True,
+        description="Whether labeled examples are left out of the clients' unlabeled data. If false, they are in both.",
     )
     labels_first: Annotated[bool, ReadWhere({"run.draws_labels_apart": SET}, exclude_labeled=SET)] = Field(
-        default=True, description="Remove labeled examples before the partition, or (FedCon) after."
+        default=True,
+        description="Whether labeled examples are taken away before the others are divided among clients. If false, all "
+        "examples are divided and the labeled ones are taken away from the clients afterwards, as FedCon does.",
     )
     reveal_labels: Annotated[bool, ReadWhere({"run.has_clients": SET})] = Field(
-        default=False, description="Give clients the true labels after the split (-SL references)."
+        default=False,
+        description="Whether clients get the true labels of their unlabeled examples after the split, for the fully supervised "
+        "references (-SL) that papers compare with.",
     )
-    partition: Scheme = Field(default="iid", description="How examples are spread over clients.")
-    labeled_partition: OtherScheme = Field(default="", description="How the labeled set is spread; empty: as `partition`.")
-    unlabeled_partition: OtherScheme = Field(default="", description="How other examples are spread; empty: as `partition`.")
+    partition: Scheme = Field(
+        default="iid",
+        description="How training examples are divided among clients; `launch.explain splits` lists all ways.",
+    )
+    labeled_partition: OtherScheme = Field(
+        default="",
+        description="How the labeled examples are divided among clients, where that differs from `partition`; empty where not.",
+    )
+    unlabeled_partition: OtherScheme = Field(
+        default="",
+        description="How the unlabeled examples are divided among clients, where that differs from `partition`; empty where "
+        "not.",
+    )
     alpha: Annotated[Rate, ReadWhere({"run.partition_reads_alpha": SET})] = Field(
-        default=0.3, description="Concentration of `dirichlet` and `dirichlet_classes`; small is skewed."
+        default=0.3,
+        description="Concentration of the Dirichlet distribution in the partitions `dirichlet` and `dirichlet_classes`. A "
+        "small one, such as 0.1, gives clients few classes each; 100 makes them nearly alike.",
     )
     min_size: Annotated[Count, ReadWhere({"run.partition_reads_min_size": SET})] = Field(
-        default=10, description="Fewest examples of a client by `dirichlet`, labeled and unlabeled apart."
+        default=10,
+        description="Smallest number of examples that the partition `dirichlet` gives a client, of labeled and of unlabeled "
+        "examples where these are divided apart.",
     )
     shards_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_shards_per_client": SET})] = Field(
-        default=2, description="Shards of a client, for `shards`."
+        default=2,
+        description="Number of shards of a client in the partition `shards`, which sorts examples by class and cuts them into "
+        "shards of one size.",
     )
     classes_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_classes_per_client": SET})] = Field(
-        default=2, description="Classes of a client, for `class_shards` and `random_classes`."
+        default=2, description="Number of classes of a client in the partitions `class_shards` and `random_classes`."
     )
-    mean: Numbers = Field(default=(), description="Of images in [0, 1], per channel or one; empty: the dataset's own mean.")
-    std: Numbers = Field(default=(), description="Standard deviation, likewise.")
+    mean: Numbers = Field(
+        default=(),
+        description="Mean that is subtracted from images scaled to [0, 1]: one number, or one for each channel. If it is "
+        "empty, the dataset's own mean is used.",
+    )
+    std: Numbers = Field(
+        default=(),
+        description="Standard deviation by which images are divided once `mean` is subtracted: as many numbers as `mean` has.",
+    )
     weak: Annotated[str, Known(WEAK_VIEWS, ("default",)), ReadWhere({"run.has_weak_views": SET})] = Field(
-        default="default", description="The weak view; `default`: the dataset's own."
+        default="default",
+        description="Weak augmentation of images, such as flips and small shifts. `default` is that of the dataset.",
     )
     strong: Annotated[str, Known(STRONG_VIEWS, ("default",)), ReadWhere({"run.has_strong_views": SET})] = Field(
-        default="default", description="The strong view; `default`: the dataset's own."
+        default="default",
+        description="Strong augmentation of images, such as RandAugment. `default` is that of the dataset.",
     )
     labeled: Annotated[str, Known(LABELED_VIEWS, ("default",)), ReadWhere({"run.has_labeled_views": SET})] = Field(
-        default="default", description="The view of labeled examples; `default`: the weak view."
+        default="default", description="Augmentation of labeled images in training. `default` is the weak augmentation."
     )
     image_size: Annotated[int, Field(ge=0, le=512)] = Field(
-        default=0, description="Side in pixels that smaller images are zero-padded to; 0: as stored, or as the network needs."
+        default=0,
+        description="Height and width in pixels to which smaller images are padded with zeros. 0 keeps their size, unless the "
+        "network is made for larger images.",
     )
 
     def resolved(self) -> "DataSettings":

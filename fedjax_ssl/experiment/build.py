@@ -22,7 +22,13 @@ from fedjax_ssl.experiment import sizes
 from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout, resolve
-from fedjax_ssl.experiment.settings import ClientSettings, ModelSettings, OptimizerSettings, ServerSettings, Settings
+from fedjax_ssl.experiment.settings import ModelSettings, Settings
+from fedjax_ssl.experiment.training_settings import (
+    ClientSettings,
+    OptimizerSettings,
+    ServerOptimizerSettings,
+    ServerTrainingSettings,
+)
 from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
 from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
@@ -210,7 +216,7 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, read
 def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, int] | None = None) -> Experiment:
     """The experiment of runs whose splits are drawn; the last part of `build`, with its errors."""
     config, runs, plans, assignments = drawn
-    by_class = config.server.sbn_order == "class" and config.server.sbn_data == "all"
+    by_class = config.server.static_norm.order == "class" and config.server.static_norm.data == "all"
     pairs = zip(plans, assignments, strict=True)
     data = [split.tables(own.dataset, assignment, pooled_by_class=by_class) for own, assignment in pairs]
     data = widened(data, widths) if len(data) > 1 or widths else data
@@ -305,14 +311,14 @@ def _check_scenario(settings: Settings, method: Method) -> None:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
     if (every := settings.diagnostics.clients_every) and not requires.clients:
         raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
-    training = settings.server.training
-    if training not in requires.server_training:
-        raise ValueError(f"server.training: got {training} with method.name={name}, accepted: after")
-    if data.labels_at == "clients" and training != "after":
-        raise ValueError(f"server.training: got {training} with data.labels_at=clients, accepted: after")
-    sbn_data = settings.server.sbn_data
-    if data.labels_at == "clients" and settings.model["norm"] == "static" and sbn_data != "cohort":
-        raise ValueError(f"server.sbn_data: got {sbn_data} with data.labels_at=clients, accepted: cohort")
+    when = settings.server.training.when
+    if when not in requires.server_training:
+        raise ValueError(f"server.training.when: got {when} with method.name={name}, accepted: after")
+    if data.labels_at == "clients" and when != "after":
+        raise ValueError(f"server.training.when: got {when} with data.labels_at=clients, accepted: after")
+    norm_data = settings.server.static_norm.data
+    if data.labels_at == "clients" and settings.model["norm"] == "static" and norm_data != "cohort":
+        raise ValueError(f"server.static_norm.data: got {norm_data} with data.labels_at=clients, accepted: cohort")
 
 
 def _system(settings: Settings) -> System | None:
@@ -342,14 +348,22 @@ def profiles_of(settings: Settings) -> profiles.Profiles:
 
 
 def _server(settings: Settings) -> Server:
-    server = settings.server
-    optimizer = optax.sgd(server.learning_rate, momentum=server.momentum if is_on(server.momentum) else None)
-    sizes = server.sbn_labeled_batch_size, server.sbn_unlabeled_batch_size
-    static_norm = StaticNorm(server.sbn_data, server.sbn_weighting, *sizes, server.sbn_order)
-    return Server(optimizer, _training(settings, server), server.pretrain, static_norm, server.training)
+    server, static_norm = settings.server, StaticNorm(**dict(settings.server.static_norm))
+    training = _training(settings, server.training)
+    return Server(server_optimizer(server.optimizer), training, server.training.pretrain, static_norm, server.training.when)
 
 
-def _training(settings: Settings, group: ClientSettings | ServerSettings) -> Training:
+def server_optimizer(given: ServerOptimizerSettings) -> optax.GradientTransformation:
+    """The optimizer whose gradient is the averaged client update (Reddi et al. 2021, Algorithm 2, with bias correction)."""
+    if given.name == "sgd":
+        return optax.sgd(given.learning_rate, momentum=given.momentum if is_on(given.momentum) else None)
+    if given.name == "adagrad":  # optax adds its eps to the sum of squares, and not to the root of it
+        return optax.adagrad(given.learning_rate, initial_accumulator_value=0.0, eps=given.eps**2)
+    kind = {"adam": optax.adam, "yogi": optax.yogi}[given.name]
+    return kind(given.learning_rate, b1=given.b1, b2=given.b2, eps=given.eps)
+
+
+def _training(settings: Settings, group: ClientSettings | ServerTrainingSettings) -> Training:
     return Training(
         optimizer=_transformation(group.optimizer),
         learning_rate=_schedule(group.optimizer, settings.rounds),

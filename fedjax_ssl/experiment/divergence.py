@@ -30,9 +30,9 @@ class StoppedError(RuntimeError):
 
 def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> str:
     """Why a run has diverged in round `number`, by the simulator's metrics, and what to do; empty: it has not."""
-    at_server = ["server"] if settings.data.labels_at == "server" else []
+    at_server = ["server.training"] if settings.data.labels_at == "server" else []
     if metrics["server/non_finite"]:
-        groups = ["client", *at_server] if "client/participants" in metrics else ["server"]
+        groups = ["client", *at_server] if "client/participants" in metrics else ["server.training"]
         return f"round {number}: the global model holds NaN or infinity; {remedy(settings, groups)}"
     heard_of = settings.cohort_size - metrics.get("sim/dropped", 0) - metrics.get("sim/absent", 0)
     if metrics["client/non_finite"] == heard_of >= min(2, settings.cohort_size):  # one bad client alone ends no run
@@ -55,19 +55,19 @@ def check_clients(number: int, metrics: Mapping[str, Any], state: RunState) -> N
 
 
 def remedy(settings: Settings, groups: Sequence[str]) -> str:
-    """What to change in the settings of `client`, `server` or both, so that weights stay finite."""
+    """What to change in the settings of `client`, `server.training` or both, so that weights stay finite."""
     if large := dict(_large(settings, groups)):
         cause, what = ("cause", "it") if len(large) == 1 else ("causes", "them")
         return f"likely {cause}: {', '.join(f'{key}={value:g}' for key, value in large.items())}; lower {what}"
     rates = " or ".join(f"{group}.optimizer.learning_rate" for group in groups)
-    unclipped = [f"{group}.optimizer.clip_norm" for group in groups if not getattr(settings, group).optimizer.clip_norm]
+    unclipped = [f"{group}.optimizer.clip_norm" for group in groups if not settings.trainings[group].optimizer.clip_norm]
     return f"lower {rates}{', or set ' * bool(unclipped)}{' and '.join(unclipped)}"
 
 
 def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, float]]:
     """The numbers that are so large that they may drive weights to infinity, with their keys."""
     for group in groups:
-        optimizer = getattr(settings, group).optimizer
+        optimizer = settings.trainings[group].optimizer
         if optimizer.learning_rate > LARGE_RATE[optimizer.name]:
             yield f"{group}.optimizer.learning_rate", optimizer.learning_rate
         pulls = {f"{group}.optimizer.weight_decay": optimizer.weight_decay}
@@ -77,8 +77,8 @@ def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, flo
             # Steps w <- w - rate pull (w - anchor) overshoot from rate pull = 1 on, and alone diverge from 2 on.
             if optimizer.name != "adam" and min(optimizer.learning_rate, LARGE_RATE[optimizer.name]) * pull >= 1:
                 yield key, pull
-    if settings.server.learning_rate >= 2 and "client" in groups:
-        yield "server.learning_rate", settings.server.learning_rate
+    if (rate := settings.server.optimizer.learning_rate) >= 2 and "client" in groups:
+        yield "server.optimizer.learning_rate", rate
     options = settings.method_options()
     for name, field in type(options).model_fields.items():
         value, counts = getattr(options, name), any(getattr(mark, "le", None) == MANY for mark in field.metadata)

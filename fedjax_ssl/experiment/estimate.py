@@ -19,7 +19,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.experiment.experiment import COSTS, Experiment
 from fedjax_ssl.experiment.settings import ModelSettings
-from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.forward_passes import forward_batches_of
 from fedjax_ssl.method import Method
 from fedjax_ssl.metrics import num_bytes, whole
 from fedjax_ssl.options import plural
@@ -29,7 +29,7 @@ from fedjax_ssl.simulation.round import RunState, run_client, run_round
 from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs, cpu
 
 SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
-"""Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/README.md)."""
+"""Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/speed.md)."""
 SLOW = 3e10  # floating-point operations a second, fewer than any machine of today does
 WORTH_S = 600.0  # a run that takes less on a slow machine needs no estimate
 
@@ -93,8 +93,8 @@ def traffic(experiment: Experiment) -> tuple[int, int]:
     def of_client(inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[PyTree, PyTree]:
         state, _ = source.initialize(inputs, key, pools)
         ready = source.open(state, inputs, pools)
-        own = jax.tree.map(lambda x: x[0], ready.inputs)
-        return run_client(ready.method, ready.shared, own).update, (ready.shared[0], own.own)
+        one = jax.tree.map(lambda x: x[0], ready.inputs)
+        return run_client(ready.method, ready.shared, one).update, (ready.shared[0], one.per_client)
 
     shapes = jax.eval_shape(of_client, *arguments)
     up, down = (experiment.problem.spec.cohort_size * num_bytes(tree) for tree in shapes)

@@ -85,9 +85,9 @@ def of_clients(correct: Float[np.ndarray, " N"], rows: Sequence[Int[np.ndarray, 
     known = [own[~np.isnan(own)] for own in (correct[row] for row in rows)]
     count = np.array([len(own) for own in known])
     accuracy = np.array([own.mean() if len(own) else np.nan for own in known])
-    there = accuracy[count > 0]
-    mean = float(there.mean()) if len(there) else float("nan")
-    return OfClients(accuracy, count, mean, worst(there), np.histogram(there, TENTHS, (0.0, 1.0))[0])
+    measured = accuracy[count > 0]
+    mean = float(measured.mean()) if len(measured) else float("nan")
+    return OfClients(accuracy, count, mean, worst(measured), np.histogram(measured, TENTHS, (0.0, 1.0))[0])
 
 
 def worst(accuracy: Float[np.ndarray, " K"]) -> float:

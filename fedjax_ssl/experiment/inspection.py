@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int32
 
 from fedjax_ssl.method import Cohort
-from fedjax_ssl.metrics import Each
+from fedjax_ssl.metrics import PerClient
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.program import Program
 from fedjax_ssl.simulation.round import ClientInputs, RoundData, RunState, run_client
@@ -37,13 +37,13 @@ def examples_program(problem: Problem, execution: Any) -> Program:
 
     def examples(state: RunState, ids: jax.Array, data: RoundData) -> dict[str, jax.Array]:
         method, cohort = problem.first_method, Cohort(ids, state.round, problem.rounds)
-        shared, own = method.broadcast(state.server, state.clients, cohort)
+        shared, per_client = method.broadcast(state.server, state.clients, cohort)
         key = rng.client_keys(state.key, state.round, ids)
         of_client = jax.tree.map(lambda x: x[0 if problem.on_host else ids[0]], state.clients)
-        own, rows, key = jax.tree.map(lambda x: x[0], (own, data.clients, key))
-        output = run_client(method, (shared, data.images), ClientInputs(own, of_client, rows, key))
+        per_client, rows, key = jax.tree.map(lambda x: x[0], (per_client, data.clients, key))
+        output = run_client(method, (shared, data.images), ClientInputs(per_client, of_client, rows, key))
         named = {name: metric for name, metric in output.metrics.items() if name.startswith("example/")}
-        return {name.partition("/")[2]: metric.value for name, metric in named.items() if isinstance(metric, Each)}
+        return {name.partition("/")[2]: metric.value for name, metric in named.items() if isinstance(metric, PerClient)}
 
     return Program(examples, execution)
 

@@ -82,7 +82,7 @@ def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
     if (together := settings.execution.rounds_per_dispatch) > 1:
         raise ValueError(f"execution.rounds_per_dispatch: got {together} with execution.data={where}, accepted: 1")
     if requires.all_states or requires.pool:
-        reads_all = f" and server.sbn_data={settings.server.sbn_data}, whose server reads all images"
+        reads_all = f" and server.static_norm.data={settings.server.static_norm.data}, whose server reads all images"
         got = f"got {where} with method.name={settings.method['name']}{'' if requires.all_states else reads_all}"
         raise ValueError(f"execution.data: {got}, accepted: device")
 

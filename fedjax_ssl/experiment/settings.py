@@ -6,27 +6,23 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from fedjax_ssl import models
+from fedjax_ssl import models, moved
 from fedjax_ssl.data.settings import Clients, DataSettings
 from fedjax_ssl.experiment.system_settings import SystemSettings
+from fedjax_ssl.experiment.training_settings import BATCH_NORM, CLIENTS, ClientSettings, ServerSettings, ServerTrainingSettings
 from fedjax_ssl.files import CHECKSUM
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import (
     MANY,
     SET,
-    BatchSize,
     Count,
-    Decay,
-    Epochs,
     Known,
     Model,
     Numbers,
     Options,
     Positive,
-    Rate,
     ReadWhere,
     Size,
-    Steps,
     Weight,
     fields_of,
     nearest,
@@ -38,90 +34,7 @@ Seed = Annotated[int, Field(ge=0, le=MANY)]
 TRACKERS = ("wandb", "mlflow")
 MOST_RUNS = 1_000  # in one program
 
-LABELS = {"data.labels_at": ("server",)}
-CLIENTS, CLIENT_DATA, BATCH_NORM = ({f"run.has_{what}": SET} for what in ("clients", "client_data", "batch_norm"))
-STATIC = BATCH_NORM | {"model.norm": ("static",)}
-
-
-class OptimizerSettings(Model):
-    """An optimizer of local steps."""
-
-    name: Literal["sgd", "adam", "lars"] = Field(default="sgd", description="PyTorch's SGD, Adam, or SimCLR's LARS on kernels.")
-    learning_rate: Rate = Field(default=0.03, description="Its value in round 1.")
-    schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
-        default="cosine",
-        description="In round t of R: `constant`, `cosine`: lr/2 (1 + cos(pi (t - 1) / R)), or FixMatch's `cosine_7_16`: lr "
-        "cos(7/16 pi (t - 1) / R). On pooled data t grows by 1/S in each of S steps.",
-    )
-    momentum: Annotated[Decay, ReadWhere(name=("sgd", "lars"))] = Field(default=0.9, description="SGD's and LARS' momentum.")
-    nesterov: Annotated[bool, ReadWhere(name=("sgd", "lars"), momentum=SET)] = Field(
-        default=True, description="Whether momentum has Nesterov's form."
-    )
-    weight_decay: Weight = Field(default=5e-4, description="Times the parameters, added to the gradient.")
-    decay: Annotated[Literal["all", "kernels"], ReadWhere(name=("sgd", "adam"), weight_decay=SET)] = Field(
-        default="all", description="What decays: all parameters, or kernels alone."
-    )
-    clip_norm: Weight = Field(default=0.0, description="Largest global norm of the gradient, before weight decay; 0: none.")
-    persistent: Annotated[bool, ReadWhere(name=("adam",)), ReadWhere(momentum=SET)] = Field(
-        default=True, description="Whether its state (momentum) survives from one training to the next."
-    )
-
-
-class ClientSettings(Model):
-    """Local training."""
-
-    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="Of the local steps.")
-    batch_size: BatchSize = Field(
-        default=32, description="B, the labeled examples of a step; where a client has no labels, its unlabeled ones."
-    )
-    epochs: Epochs = Field(default=5, description="Local epochs, or 0.")
-    steps: Steps = Field(default=0, description="Local steps, or 0.")
-    on_nonfinite: Literal["skip", "stop"] = Field(
-        default="skip", description="A client whose results are not finite is left out, or ends the run before its round."
-    )
-
-
-class ServerSettings(Model):
-    """The server's aggregation step, supervised training (where it has labels) and batch-norm statistics."""
-
-    momentum: Annotated[Decay, ReadWhere(CLIENTS)] = Field(default=0.5, description="Of the aggregated update.")
-    learning_rate: Annotated[Rate, ReadWhere(CLIENTS)] = Field(default=1.0, description="Of the aggregated update.")
-    optimizer: Annotated[OptimizerSettings, ReadWhere(LABELS)] = Field(
-        default=OptimizerSettings(), description="Of the supervised training."
-    )
-    batch_size: Annotated[BatchSize, ReadWhere(LABELS)] = Field(default=10, description="Of the supervised training.")
-    epochs: Annotated[Epochs, ReadWhere(LABELS)] = Field(default=5, description="Its epochs per round, or 0.")
-    steps: Annotated[Steps, ReadWhere(LABELS)] = Field(default=0, description="Its steps per round, or 0.")
-    pretrain: Annotated[Epochs, ReadWhere(LABELS)] = Field(
-        default=1, description="How many such trainings come before round 1."
-    )
-    training: Annotated[Literal["after", "parallel"], ReadWhere(LABELS | CLIENTS)] = Field(
-        default="after", description="After the aggregation, or in parallel with the clients and then averaged with them."
-    )
-    sbn_data: Annotated[Literal["cohort", "all", "labeled"], ReadWhere(STATIC)] = Field(
-        default="cohort",
-        description="Static batch-norm statistics are over labeled data and the next cohort's, all data, or labeled data.",
-    )
-    sbn_weighting: Annotated[Literal["examples", "batches"], ReadWhere(STATIC)] = Field(
-        default="examples", description="A batch's weight: its size, or 1."
-    )
-    sbn_order: Annotated[Literal["apart", "joined", "class"], ReadWhere(STATIC)] = Field(
-        default="apart",
-        description="apart: batches of labeled data, then batches of unlabeled data. joined: one sequence of both, "
-        "labeled ones by class (SemiFL). class: apart, and each by class, as (FL)^2's released code does with true labels.",
-    )
-    sbn_labeled_batch_size: Annotated[
-        BatchSize, ReadWhere(STATIC | LABELS, sbn_order=("apart", "class")), ReadWhere(STATIC | LABELS, sbn_data=("labeled",))
-    ] = Field(default=250, description="Their batch size on labeled data.")
-    sbn_unlabeled_batch_size: Annotated[BatchSize, ReadWhere(STATIC, sbn_data=("cohort", "all"))] = Field(
-        default=250, description="Their batch size on unlabeled data."
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.sbn_order == "class" and self.sbn_data == "cohort":
-            raise ValueError("server.sbn_order: got class with server.sbn_data=cohort, accepted: apart, joined, or other data")
-        return self
+CLIENT_DATA = {"run.has_client_data": SET}
 
 
 class ExecutionSettings(Model):
@@ -129,31 +42,49 @@ class ExecutionSettings(Model):
 
     strategy: Literal["auto", "vmap", "scan", "chunked", "sharded"] = Field(
         default="auto",
-        description="Clients all at once, one after another, in chunks, or shared by devices. `auto`: `sharded` over several "
-        "devices, else `scan` on a CPU and `vmap` on an accelerator.",
+        description="How the clients of a round are computed: all at once (`vmap`), one after another (`scan`), in chunks of "
+        "`chunk_size` (`chunked`), or shared by several devices (`sharded`). `auto` is `sharded` over several devices, and "
+        "otherwise `scan` on a CPU and `vmap` on an accelerator.",
     )
     chunk_size: Annotated[Count, ReadWhere(CLIENTS, strategy=("auto", "chunked", "sharded"))] = Field(
         default=0,
-        description="Clients at once, if in chunks. 0: for `chunked` as many as fit into memory; else one on a CPU, and on an "
-        "accelerator as many of a device's as fit.",
+        description="Number of clients that a device computes at once, where they are computed in chunks. 0 chooses: with "
+        "`chunked` as many as fit into memory, otherwise one on a CPU, and as many as fit on an accelerator.",
     )
-    conv: Literal["auto", "xla", "cpu", "gpu"] = Field(default="auto", description="Form of convolutions; auto: by platform.")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="Of computation; parameters stay float32.")
+    conv: Literal["auto", "xla", "cpu", "gpu"] = Field(
+        default="auto",
+        description="How convolutions are computed: by XLA's own operation, or in the form that is fast on a CPU or on a GPU "
+        "when each client has its own kernels. `auto` chooses by the platform.",
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Number format in which networks compute activations. Parameters and logits are always float32.",
+    )
     precision: Literal["default", "tensorfloat32", "float32"] = Field(
         default="default",
-        description="In which float32 matrices are multiplied, at least. `default`: the device's own (on recent NVIDIA GPUs "
-        "TensorFloat-32, on TPUs one pass of bfloat16, on CPUs float32).",
+        description="Lowest precision in which float32 matrices are multiplied. `default` is the device's own: TensorFloat-32 "
+        "on recent NVIDIA GPUs, one pass of bfloat16 on TPUs, and float32 on CPUs.",
     )
     devices: Annotated[int, Field(ge=0, le=100_000)] = Field(
-        default=0, description="Devices that share the work (`launch.run`: a CPU's cores); 0: the fewest as fast as all."
+        default=0,
+        description="Number of devices that share the work; `launch.run` makes a device of each CPU core. 0 takes the fewest "
+        "devices that are as fast as all of them.",
     )
-    batch_size: Size = Field(default=0, description="Examples per forward-only pass; 0: 250, or 25 for convolutions on a CPU.")
+    batch_size: Size = Field(
+        default=0,
+        description="Number of examples in each forward pass without training, as in evaluation. 0 takes 250, or 25 for "
+        "networks with convolutions on a CPU.",
+    )
     rounds_per_dispatch: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=1, description="Rounds in one call of the program, for very short rounds."
+        default=1,
+        description="Number of rounds that one call of the compiled program runs. More than 1 saves time where rounds take "
+        "only milliseconds.",
     )
     data: Literal["device", "host", "disk"] = Field(
         default="device",
-        description="Where training images and client states are; `disk`: images on the host, states in a file in TMPDIR.",
+        description="Where the training images and the clients' states are kept: in the memory of the `device`, in that of the "
+        "`host`, or, with `disk`, the images on the host and the states in a file in TMPDIR. The last two send a round only "
+        "what its clients need.",
     )
 
 
@@ -162,30 +93,38 @@ class DiagnosticsSettings(Model):
 
     clients_every: Count = Field(
         default=0,
-        description="Rounds between records of what each client of the cohort did, in the folder `clients`; 0: none. A "
-        "recorded round has the updates of the whole cohort in memory.",
+        description="Number of rounds between two records of what each client of a round did, which are written to the folder "
+        "`clients` of the run. 0 records none. A recorded round keeps the updates of all its clients in memory.",
     )
 
 
 class MethodSettings(Model):
     """What every method has in addition to its own options."""
 
-    name: Annotated[str, Known(METHODS)] = Field(default="fl2", description="The method.")
+    name: Annotated[str, Known(METHODS)] = Field(
+        default="fl2", description="The federated learning method; `launch.explain methods` lists all of them."
+    )
     prox_mu: Annotated[Weight, ReadWhere(CLIENTS)] = Field(
         default_factory=lambda known: PROX_MU.get(known.get("name", ""), 0.0),
-        description="Weight of FedProx's term in local training; 0: none.",
+        description="Weight mu of FedProx's term mu/2 ||w - w_global||^2, which is added to every client's loss and holds it "
+        "near the global model. 0 leaves the term out, and 0.001 to 1 is usual.",
     )
 
 
 class ModelSettings(Model):
     """What every network has in addition to its own options."""
 
-    name: Annotated[str, Known(models.MODELS)] = Field(default="wide_resnet", description="The network.")
+    name: Annotated[str, Known(models.MODELS)] = Field(
+        default="wide_resnet", description="The network that is trained; `launch.explain networks` lists all of them."
+    )
     norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
-        default="static", description="Which statistics batch norm evaluates with."
+        default="static",
+        description="Which statistics batch normalization evaluates with: `static` ones, which the server collects anew after "
+        "each round (sBN), `running` averages, which are updated in training, or those of the `batch` itself. Training always "
+        "normalizes by the batch.",
     )
     norm_momentum: Annotated[float, Field(gt=0, le=1), ReadWhere(BATCH_NORM, norm=("running",))] = Field(
-        default=0.1, description="Share of a new batch in running statistics."
+        default=0.1, description="Share of each new batch in the running statistics of batch normalization; 0.1 is usual."
     )
 
 
@@ -195,29 +134,64 @@ _SHARED: dict[str, type[Model]] = {"method": MethodSettings, "model": ModelSetti
 class Settings(Model):
     """All settings of an experiment."""
 
-    method: dict[str, Any] = Field(default=MethodSettings().model_dump(), description="`name`, `prox_mu` and its own.")
-    model: dict[str, Any] = Field(default=ModelSettings().model_dump(), description="Name, norm and own options.")
-    data: DataSettings = Field(default=DataSettings(), description="The dataset, its split and its views.")
-    client: Annotated[ClientSettings, ReadWhere(CLIENTS)] = Field(default=ClientSettings(), description="Local training.")
-    server: ServerSettings = Field(default=ServerSettings(), description="The server's work.")
+    method: dict[str, Any] = Field(
+        default=MethodSettings().model_dump(), description="The federated learning method, with its own options."
+    )
+    model: dict[str, Any] = Field(
+        default=ModelSettings().model_dump(), description="The network that is trained, with its own options."
+    )
+    data: DataSettings = Field(
+        default=DataSettings(), description="The dataset, how it is split between server and clients, and how it is augmented."
+    )
+    client: Annotated[ClientSettings, ReadWhere(CLIENTS)] = Field(
+        default=ClientSettings(), description="How each client of a round trains on its own data."
+    )
+    server: ServerSettings = Field(
+        default=ServerSettings(), description="What the server does with the clients' updates and with its own labels."
+    )
     system: Annotated[SystemSettings, ReadWhere(CLIENTS)] = Field(
-        default=SystemSettings(), description="Clients that are slow, late, away or drop out."
+        default=SystemSettings(), description="Clients that are slow, miss deadlines, cannot be reached or drop out."
     )
-    execution: ExecutionSettings = Field(default=ExecutionSettings(), description="How the work is laid out on devices.")
-    diagnostics: DiagnosticsSettings = Field(default=DiagnosticsSettings(), description="What is recorded of each client.")
-    rounds: Positive = Field(default=800, description="How many rounds the run has.")
-    cohort_size: Annotated[Clients, ReadWhere(CLIENT_DATA)] = Field(default=10, description="M, clients per round.")
-    seed: Seed = Field(default=0, description="Of everything random: split, initial weights, cohorts, batches and views.")
+    execution: ExecutionSettings = Field(
+        default=ExecutionSettings(),
+        description="How the work is laid out on devices: it changes time and memory, and results by rounding alone.",
+    )
+    diagnostics: DiagnosticsSettings = Field(
+        default=DiagnosticsSettings(), description="What is recorded of each client in addition to the metrics."
+    )
+    rounds: Positive = Field(default=800, description="Number of federated rounds that the run has in all.")
+    cohort_size: Annotated[Clients, ReadWhere(CLIENT_DATA)] = Field(
+        default=10, description="Number M of clients that are drawn for each round, at most `data.num_clients`."
+    )
+    seed: Seed = Field(
+        default=0,
+        description="Seed of everything random in the run: the split, the initial weights, the clients of each round, batches "
+        "and augmentations.",
+    )
     seeds: Annotated[int, Field(ge=1, le=MOST_RUNS)] = Field(
-        default=1, description="How many seeds run together, from `seed` on."
+        default=1, description="Number of runs with different seeds that are computed together, with the seeds from `seed` on."
     )
-    vary: str = Field(default="", description="The dotted key of a number that differs between runs.")
-    values: Numbers = Field(default=(), description="The values of that number, each for all seeds.")
-    eval_every: Positive = Field(default=10, description="Rounds between evaluations; the last round is always evaluated.")
+    vary: str = Field(
+        default="",
+        description="Dotted key of a number that differs between runs that are computed together, such as `method.prox_mu`; "
+        "empty where none does.",
+    )
+    values: Numbers = Field(
+        default=(), description="Values of the number that `vary` names: there is one run for each value and seed."
+    )
+    eval_every: Positive = Field(
+        default=10, description="Number of rounds between two evaluations on the test data. The last round is always evaluated."
+    )
     log_to: str = Field(
-        default="", description="Further places for metrics, after JSONL and TensorBoard: wandb, mlflow, or both."
+        default="",
+        description="Where metrics go in addition to the run's folder, which always has them as JSON lines and for "
+        "TensorBoard: `wandb`, `mlflow`, or both, separated by a comma.",
     )
-    checkpoint_every: Positive = Field(default=10, description="Rounds between checkpoints; one is always saved at the end.")
+    checkpoint_every: Positive = Field(
+        default=10,
+        description="Number of rounds between two checkpoints, from which a run that was stopped goes on. One is always saved "
+        "at the end.",
+    )
 
     @pydantic.field_validator("method", "model", mode="before")
     @classmethod
@@ -242,7 +216,7 @@ class Settings(Model):
             )
         if (last := self.seed + self.seeds - 1) > MANY:
             raise ValueError(f"seed: got {self.seed} with seeds={self.seeds}, whose last is {last}, accepted: at most {MANY}")
-        for group, got in (("client", self.client), ("server", self.server)):
+        for group, got in self.trainings.items():
             if (got.epochs > 0) == (got.steps > 0):
                 shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
                 raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
@@ -268,6 +242,11 @@ class Settings(Model):
         return parse(cls, given)
 
     @property
+    def trainings(self) -> dict[str, ClientSettings | ServerTrainingSettings]:
+        """The groups of settings that train, by their dotted keys: the clients' and the server's."""
+        return {"client": self.client, "server.training": self.server.training}
+
+    @property
     def is_several(self) -> bool:
         """Whether these are the settings of several runs."""
         return self.seeds > 1 or bool(self.vary or self.values)
@@ -279,6 +258,8 @@ class Settings(Model):
         known = [key for key, _ in fields_of(options)]
         if strange := [key for key in own if key not in known and not nearest(key, known)]:
             accepted = f"{', '.join(known) or 'none'}; start from a config of {name}, such as configs/digits.py:{name}"
+            if said := moved.line(f"method.{strange[0]}", [f"method.{key}" for key in known]):
+                raise ValueError(said)
             raise ValueError(f"method.{strange[0]}: not a key of method.name={name}, accepted: {accepted}")
         return parse(options, own, "method.")
 

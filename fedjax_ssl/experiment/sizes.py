@@ -8,7 +8,7 @@ import jax
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.experiment.settings import ClientSettings, ServerSettings, Settings
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.metrics import num_bytes
 from fedjax_ssl.options import MANY, REPEATS, Options
@@ -31,9 +31,9 @@ def check_trainings(settings: Settings, options: Options, data: FederatedData) -
     """Raises ValueError where a round's training, of a client or of the server, has more examples than an int32 counts."""
     repeats = (getattr(options, name) for name, field in type(options).model_fields.items() if REPEATS in field.metadata)
     factor = math.prod(repeats)
-    for name, table in (("client", data.client_data), ("server", data.server)):
-        own: ClientSettings | ServerSettings = getattr(settings, name)
-        examples = factor * (own.steps * own.batch_size or own.epochs * int(table.count.max()))
+    tables = {"client": data.client_data, "server.training": data.server}
+    for name, own in settings.trainings.items():
+        examples = factor * (own.steps * own.batch_size or own.epochs * int(tables[name].count.max()))
         if examples > MANY:
             key, got = ("steps", own.steps) if own.steps else ("epochs", own.epochs)
             raise ValueError(
@@ -59,6 +59,6 @@ def check_states(settings: Settings, method: Method, spec: DataSpec, num_params:
         _check(got, num_runs * clients, memory.available(on_host=settings.execution.data == "host"))
 
 
-def _check(what: str, needed: int, there: int, place: str = "of memory") -> None:
-    if 0 < there < needed:
-        raise ValueError(f"{what} of {needed / 1e9:,.3g} GB in all, accepted: what fits into {there / 1e9:.3g} GB {place}")
+def _check(what: str, needed: int, available: int, place: str = "of memory") -> None:
+    if 0 < available < needed:
+        raise ValueError(f"{what} of {needed / 1e9:,.3g} GB in all, accepted: what fits into {available / 1e9:.3g} GB {place}")

@@ -13,46 +13,74 @@ class SystemSettings(Model):
 
     participation: Literal["uniform", "weighted", "available"] = Field(
         default="uniform",
-        description="Who is drawn: all alike, by number of examples, or all alike among those who can be reached.",
+        description="Which clients a round draws: all with the same probability (`uniform`), each with a probability "
+        "proportional to its number of examples (`weighted`), or uniformly among those that can be reached when the round "
+        "begins (`available`, which needs `trace`).",
     )
     trace: str = Field(
-        default="", description="When clients can be reached: a CSV file `client,start,end`, or `diurnal`; empty: always."
+        default="",
+        description="When each client can be reached: the path of a CSV file with the columns client, start and end in "
+        "seconds, or `diurnal` for a window of the day that is drawn for each client. If it is empty, clients can always be "
+        "reached.",
     )
     round_s: Annotated[Rate, ReadWhere(trace=SET)] = Field(
-        default=600.0, description="Seconds of the trace from one round's begin to the next one's."
+        default=600.0, description="Seconds in the trace between the beginnings of two successive rounds."
     )
     period_s: Annotated[Rate, ReadWhere(trace=SET)] = Field(
-        default=86_400.0, description="Seconds after which the trace repeats."
+        default=86_400.0, description="Seconds after which the trace repeats; 86,400 are a day."
     )
     window_s: Annotated[Rate, ReadWhere(trace=("diurnal",))] = Field(
-        default=28_800.0, description="`diurnal`: for how long a client can be reached each day."
+        default=28_800.0, description="Seconds of each day for which a client can be reached, with the trace `diurnal`."
     )
     spread_s: Annotated[Weight, ReadWhere(trace=("diurnal",))] = Field(
-        default=10_800.0, description="`diurnal`: standard deviation of when that begins, about 20 of 24 hours."
+        default=10_800.0,
+        description="Standard deviation in seconds, over clients, of the time at which a client's window begins, with the "
+        "trace `diurnal`. The mean is at 20 of 24 hours.",
     )
     dropout: Fraction = Field(
-        default=0.0, description="Probability that a client drops out of a round after it has received the model."
+        default=0.0,
+        description="Probability that a client of a round drops out after it has received the model, so that its update never "
+        "arrives.",
     )
     speed: Weight = Field(
         default=0.0,
-        description="Examples that a client passes forward in a second, median over clients; 0: that takes no time.",
+        description="Number of examples that the median client passes forward through the network in a second. 0 means that "
+        "computing takes no time.",
     )
     speed_sigma: Annotated[float, Field(ge=0, le=10), ReadWhere(speed=SET)] = Field(
-        default=0.0, description="Standard deviation of its logarithm over clients."
+        default=0.0,
+        description="Spread of the clients' speeds, as the standard deviation of their natural logarithms. 0 makes all clients "
+        "equally fast.",
     )
-    up: Weight = Field(default=0.0, description="Bytes that a client sends in a second, median over clients; 0: no time.")
-    down: Weight = Field(default=0.0, description="Bytes that it receives in a second, likewise.")
+    up: Weight = Field(
+        default=0.0,
+        description="Number of bytes that the median client sends to the server in a second. 0 means that sending takes no "
+        "time.",
+    )
+    down: Weight = Field(
+        default=0.0,
+        description="Number of bytes that the median client receives from the server in a second. 0 means that receiving takes "
+        "no time.",
+    )
     bandwidth_sigma: Annotated[float, Field(ge=0, le=10), ReadWhere(up=SET), ReadWhere(down=SET)] = Field(
-        default=0.0, description="Standard deviation of the logarithms of both over clients."
+        default=0.0,
+        description="Spread of the clients' rates of sending and of receiving, as the standard deviation of their natural "
+        "logarithms. 0 makes all clients alike.",
     )
     file: str = Field(
         default="",
-        description="In place of these five: a CSV file `client,examples_per_s,up_bytes_per_s,down_bytes_per_s`.",
+        description="Path of a CSV file with the rates of each client, in the columns client, examples_per_s, up_bytes_per_s "
+        "and down_bytes_per_s. It takes the place of `speed`, `up`, `down` and their spreads.",
     )
-    deadline_s: Weight = Field(default=0.0, description="Seconds after which the server waits for no client; 0: it waits.")
+    deadline_s: Weight = Field(
+        default=0.0,
+        description="Seconds after the beginning of a round at which the server stops waiting for clients. 0 means that it "
+        "waits for all of them.",
+    )
     late: Annotated[Literal["dropped", "shortened"], ReadWhere(deadline_s=SET)] = Field(
         default="dropped",
-        description="A client that would miss the deadline is dropped, or takes fewer local steps, so that it ends in time.",
+        description="What happens to a client that would miss the deadline: it is left out of the round (`dropped`), or it "
+        "takes fewer local steps, so that its update arrives in time (`shortened`).",
     )
 
     @property

@@ -38,6 +38,9 @@ Unusual = Callable[[Any, Facts], bool]
 
 WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("*.learning_rate", lambda rate, _: rate > 10, "networks hardly ever learn by steps of this size"),
+    ("server.optimizer.learning_rate", lambda rate, facts: rate < 0.5 and facts.settings.server.optimizer.name == "sgd",
+     "the global model takes less than half of each averaged client update; the server's training on its labels has "
+     "server.training.optimizer.learning_rate"),
     ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
     ("*.weight_decay", lambda weight, _: weight > 1, "the weights are drawn to 0"),
     ("*.clip_norm", lambda norm, _: 0 < norm < 1e-4, "the steps almost vanish"),
@@ -45,6 +48,7 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("method.confidence", lambda least, _: least == 0, "every pseudo-label is accepted"),
     ("method.confidence", lambda least, _: least == 1, "hardly any pseudo-label is accepted"),
     ("method.*weight", lambda weight, _: weight > 1e4, "other terms of the loss hardly count"),
+    ("method.helpers", lambda number, facts: number >= facts.settings.data.num_clients, "there are fewer other clients"),
     ("method.target_delay", lambda delay, facts: delay >= max(facts.settings.rounds - _pi_rounds(facts), 1),
      "with method.pi_rounds that is no less than all rounds, so no second network ever starts"),
     ("model.norm_momentum", lambda share, _: share < 1e-4, "running statistics are averages over more than 10,000 batches"),
@@ -52,7 +56,7 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("data.alpha", lambda alpha, _: alpha > 1e5, "the split is as `iid`"),
     ("data.num_labels", lambda number, facts: number < facts.num_classes, "a class has no labeled example"),
     ("client.batch_size", lambda size, facts: 0 < facts.largest < size, "no client has so many examples"),
-    ("server.batch_size", lambda size, facts: 0 < facts.at_server < size, "the server has fewer labeled examples"),
+    ("server.training.batch_size", lambda size, facts: 0 < facts.at_server < size, "the server has fewer labeled examples"),
     ("*.epochs", lambda epochs, _: epochs > 500, "a round has more epochs than most runs have in all"),
     ("system.dropout", lambda share, _: share == 1, "no client's update ever arrives"),
     ("system.trace", lambda _, facts: not facts.is_reached, "no client can ever be reached"),

@@ -10,8 +10,8 @@ from fedjax_ssl.arrays import Array, Count, Key, PyTree, Scalar
 from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.local.server import Server
 from fedjax_ssl.local.task import Task, Weights
-from fedjax_ssl.local.training import AnySchedule, Fit, GradientFn, Trained, Training, minimize
-from fedjax_ssl.method import ClientOutput, Shard
+from fedjax_ssl.local.training import AnySchedule, GradientFn, Trained, Training, TrainState, minimize
+from fedjax_ssl.method import ClientData, ClientOutput
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import LabeledRepeats
 
@@ -42,7 +42,7 @@ def train_client(
 
     `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state, the client state of the output.
     """
-    start = Fit(shared.weights, optimizer)
+    start = TrainState(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
     return output_of(task, shared.weights, trained.carry.weights, trained, weight, trained.carry.optimizer)
 
@@ -60,29 +60,29 @@ def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str
     return accepted if batches == "accepted" else mask & jnp.any(accepted)
 
 
-def own_repeats(options: LabeledRepeats, shard: Shard) -> Count:
+def client_repeats(options: LabeledRepeats, data: ClientData) -> Count:
     """How often an epoch of this client goes through its labeled examples, int32 scalar; 1 where it has none."""
-    count = shard.labeled.count
-    few = (count < options.repeats_below * (count + shard.unlabeled.count)) | (options.repeats_below >= 1)
+    count = data.labeled.count
+    few = (count < options.repeats_below * (count + data.unlabeled.count)) | (options.repeats_below >= 1)
     return jnp.where(few & (count > 0), options.labeled_repeats, 1)
 
 
 def repeated(
-    options: LabeledRepeats, shard: Shard, client: Training, schedule_of: Callable[[Training], ScheduleT]
+    options: LabeledRepeats, data: ClientData, client: Training, schedule_of: Callable[[Training], ScheduleT]
 ) -> ScheduleT:
     """A client's schedule with repeated labels: `schedule_of(training)` for the most repeats, cut to this client's own."""
     repeats = options.labeled_repeats if client.epochs else 1
     schedule = schedule_of(client._replace(epochs=client.epochs * repeats))
-    return schedule if repeats == 1 else schedule._replace(steps=schedule.steps // repeats * own_repeats(options, shard))
+    return schedule if repeats == 1 else schedule._replace(steps=schedule.steps // repeats * client_repeats(options, data))
 
 
-def data_weight(task: Task, shard: Shard) -> Scalar:
+def data_weight(task: Task, data: ClientData) -> Scalar:
     """A client's aggregation weight by its data, float32 scalar; 0 without data.
 
     Where clients have labels: |D_s| + |D_u| (FedAvg, FedDure). Where the server alone has them: 1, a uniform average
     ((FL)^2's baselines, SemiFL, FedMatch, FedCon).
     """
-    count = shard.labeled.count + shard.unlabeled.count
+    count = data.labeled.count + data.unlabeled.count
     return count.astype(jnp.float32) if "clients" in task.labels_at else jnp.where(count > 0, 1.0, 0.0)
 
 

@@ -11,19 +11,16 @@ from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.ssl import losses
 
 View = Callable[[Key, Array], Inputs]  # one of `Views`, of images uint8 [B, H, W, ch]
-Selection = Callable[[Logits, Labels], Mask]  # the labeled examples that a step's loss is over
 
 
-def supervised_gradient(
-    task: Task, examples: Examples | Mixture, *, view: View | None = None, selection: Selection | None = None
-) -> GradientFn:
-    """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2), or of a `selection` of them."""
+def supervised_gradient(task: Task, examples: Examples | Mixture, *, view: View | None = None) -> GradientFn:
+    """The gradient of the mean cross-entropy of labeled examples ((FL)^2, Eq. 2), seen in a `view`; None: `views.labeled`."""
     assert examples.labels is not None
     labels, view = examples.labels, view or task.views.labeled
 
     def gradient(weights: Weights, batch: Batch, key: Key) -> Gradients:
-        views, own = view(key, examples.take(batch.positions)), labels[batch.positions]
-        return loss_gradients(task, weights, views, lambda z: labeled_loss(z, own, batch.mask, selection), batch.mask, key)
+        views = view(key, examples.take(batch.positions))
+        return cross_entropy_gradients(task, weights, views, labels[batch.positions], batch.mask, batch.mask, key)
 
     return gradient
 
@@ -48,9 +45,9 @@ def loss_gradients(
     return gradients(value, weights)
 
 
-def labeled_loss(logits: Logits, labels: Labels, used: Mask, selection: Selection | None = None) -> tuple[Scalar, Mean]:
-    """`mean_loss` of the cross-entropy over the `used` examples in the `selection`."""
-    return mean_loss(losses.cross_entropy(logits, labels), used if selection is None else used & selection(logits, labels))
+def labeled_loss(logits: Logits, labels: Labels, used: Mask) -> tuple[Scalar, Mean]:
+    """`mean_loss` of the cross-entropy over the `used` examples."""
+    return mean_loss(losses.cross_entropy(logits, labels), used)
 
 
 def mean_loss(values: PerExample, used: Mask) -> tuple[Scalar, Mean]:

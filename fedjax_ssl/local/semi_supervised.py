@@ -17,11 +17,11 @@ from jaxtyping import Bool
 from fedjax_ssl.arrays import Array, Key, Labels, Logits, Mask, PyTree, Scalar
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.local.client import data_weight, repeated, train_client
-from fedjax_ssl.local.objectives import Selection, labeled_loss
+from fedjax_ssl.local.objectives import labeled_loss
 from fedjax_ssl.local.server import Broadcast
 from fedjax_ssl.local.task import Task, Weights, dropout_key, substream
 from fedjax_ssl.local.training import AnySchedule, GradientFn, Gradients, Training, gradients
-from fedjax_ssl.method import ClientOutput, Shard
+from fedjax_ssl.method import ClientData, ClientOutput
 from fedjax_ssl.metrics import Mean, Metrics, mean
 from fedjax_ssl.options import LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
@@ -54,48 +54,47 @@ class Objective(NamedTuple):
     weak: bool  # whether L_u reads the weak views' outputs
     weight: float  # w, the weight of L_u
     batch_size: int  # B_u, the unlabeled batch size; 0: as the labeled one
-    selection: Selection | None = None  # which labeled examples L_s is over; None: all
     repeats: LabeledRepeats = LabeledRepeats()  # how often an epoch goes through the client's labels
 
 
-def step_metrics(label: Labels, accepted: Mask, shard: Shard, batch: Batch) -> Metrics:
+def step_metrics(label: Labels, accepted: Mask, data: ClientData, batch: Batch) -> Metrics:
     """Diagnostics of one step's pseudo-labels int32 [B_u], accepted bool [B_u]; an example counts as often as it is drawn."""
-    true_labels = shard.true_labels[batch.positions]
+    true_labels = data.true_labels[batch.positions]
     return {**pseudo_labels.diagnostics(label, true_labels, accepted, batch.mask), "mask_rate": mean(accepted, batch.mask)}
 
 
 def client_output(
-    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, shard: Shard, objective: Objective, keys: Keys
+    task: Task, client: Training, shared: Broadcast, optimizer: PyTree, data: ClientData, objective: Objective, keys: Keys
 ) -> ClientOutput:
     """A client's round of local training on `objective`, weighted by its data; the keys are of its batches and of its steps.
 
     With labels at the clients `client/loss` is the mean L_s, and `client/unlabeled_loss` L_u; else `client/loss` is L_u.
     """
     size = objective.batch_size or client.batch_size
-    drawn = objective.drawn & (jnp.any(shard.labeled.mask) | (objective.weight > 0))  # else there is nothing to learn from
+    drawn = objective.drawn & (jnp.any(data.labeled.mask) | (objective.weight > 0))  # else there is nothing to learn from
     order_key, train_key = keys
     schedule: AnySchedule
     if "clients" in task.labels_at:
-        masks = shard.labeled.mask, drawn
-        schedule = repeated(objective.repeats, shard, client, lambda client: client.paired_schedule(order_key, *masks, size))
+        masks = data.labeled.mask, drawn
+        schedule = repeated(objective.repeats, data, client, lambda client: client.paired_schedule(order_key, *masks, size))
     else:
         client = client._replace(batch_size=size)
         schedule = client.schedule(order_key, drawn)
-    step_gradient, weight = gradient(task, shard, objective), data_weight(task, shard)
+    step_gradient, weight = gradient(task, data, objective), data_weight(task, data)
     return train_client(task, client, step_gradient, schedule, shared, optimizer, weight=weight, key=train_key)
 
 
-def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
+def gradient(task: Task, data: ClientData, objective: Objective) -> GradientFn:
     """The gradient of L in a step on a Pair, or of w L_u in a step on an unlabeled Batch."""
 
     def step_gradient(weights: Weights, batch: Pair | Batch, key: Key) -> Gradients:
         unlabeled, labeled = (batch.unlabeled, batch.labeled) if isinstance(batch, Pair) else (batch, None)
-        images = shard.unlabeled.take(unlabeled.positions)
+        images = data.unlabeled.take(unlabeled.positions)
         strong = task.views.strong(key, images)
         weak = task.views.weak(substream(key, "weak"), images) if objective.weak else strong[:0]
         views, masks = [weak, strong], [unlabeled.mask[: len(weak)], unlabeled.mask]
         if labeled is not None:
-            views.append(task.views.labeled(substream(key, "labeled"), shard.labeled.take(labeled.positions)))
+            views.append(task.views.labeled(substream(key, "labeled"), data.labeled.take(labeled.positions)))
             masks.append(labeled.mask)
 
         def loss(weights: Weights) -> tuple[Scalar, PyTree, Metrics]:
@@ -105,8 +104,8 @@ def gradient(task: Task, shard: Shard, objective: Objective) -> GradientFn:
             value = objective.weight * of_unlabeled.value
             if labeled is None:
                 return value, batch_stats, {"loss": of_unlabeled.mean, **of_unlabeled.metrics}
-            labels = shard.labeled.labels[labeled.positions]
-            supervised, metric = labeled_loss(rest[0], labels, labeled.mask, objective.selection)
+            labels = data.labeled.labels[labeled.positions]
+            supervised, metric = labeled_loss(rest[0], labels, labeled.mask)
             metrics = {"loss": metric, "unlabeled_loss": of_unlabeled.mean, **of_unlabeled.metrics}
             return supervised + value, batch_stats, metrics
 

@@ -11,13 +11,14 @@ from jaxtyping import Int32, Shaped
 from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree, check_alike
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
-from fedjax_ssl.local.marks import mark_examples
+from fedjax_ssl.local.counters import count_examples
 from fedjax_ssl.local.objectives import supervised_gradient
 from fedjax_ssl.local.task import Task, Weights
-from fedjax_ssl.local.training import Fit, GradientFn, Training, minimize
-from fedjax_ssl.method import VIEWS, Aggregate, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData, Shard
+from fedjax_ssl.local.training import GradientFn, Training, TrainState, minimize
+from fedjax_ssl.method import VIEWS, Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData
 from fedjax_ssl.metrics import Metrics
 from fedjax_ssl.models import norm
+from fedjax_ssl.options import MANY
 
 
 class StaticNorm(NamedTuple):
@@ -57,7 +58,7 @@ class Broadcast(NamedTuple):
     learning_rate: Number
     round: Array = 0  # the number of the round, from 0
     rounds: Array = 1  # how many rounds the run has
-    own: PyTree = ()  # what a method adds
+    extra: PyTree = ()  # what a method adds
 
 
 class ServerState(NamedTuple):
@@ -66,7 +67,7 @@ class ServerState(NamedTuple):
     weights: Weights  # the global model
     optimizer: PyTree  # state of the server optimizer (its momentum)
     fine_tune: PyTree  # state of the optimizer of the training on labels; `()` without labels
-    own: PyTree = ()  # what a method adds
+    extra: PyTree = ()  # what a method adds
 
 
 class ServerWork(NamedTuple):
@@ -102,17 +103,16 @@ class ServerWork(NamedTuple):
         return self.statistics(state, data), metrics
 
 
-def server_work(task: Task, server: Server, objective: Callable[[ServerData], GradientFn] | None = None) -> ServerWork:
-    """The usual work of a server with one global model; the `objective` of its training is by default `supervised_gradient`."""
-    objective = objective or (lambda data: supervised_gradient(task, data.labeled))
+def server_work(task: Task, server: Server) -> ServerWork:
+    """The usual work of a server with one global model, which trains it by `supervised_gradient`."""
 
     def step(state: ServerState, aggregate: Aggregate) -> ServerState:
         weights, optimizer = server_step(server, state.weights, state.optimizer, aggregate)
         return state._replace(weights=weights, optimizer=optimizer)
 
     def train(state: ServerState, data: ServerData, key: Key) -> tuple[ServerState, Metrics]:
-        start = Fit(state.weights, state.fine_tune)
-        end, metrics = train_server(task, server, lambda _: objective(data), start, data, key)
+        start = TrainState(state.weights, state.fine_tune)
+        end, metrics = train_server(task, server, lambda _: supervised_gradient(task, data.labeled), start, data, key)
         return state._replace(weights=end.weights, fine_tune=end.optimizer), metrics
 
     def statistics(state: ServerState, data: ServerData) -> ServerState:
@@ -122,9 +122,9 @@ def server_work(task: Task, server: Server, objective: Callable[[ServerData], Gr
 
 
 def train_server(
-    task: Task, server: Server, objective: Callable[[Count], GradientFn], start: Fit, data: ServerData, key: Key
-) -> tuple[Fit, Metrics]:
-    """A training on the server's labels, from `start` to the Fit that it returns; nothing where the server has none.
+    task: Task, server: Server, objective: Callable[[Count], GradientFn], start: TrainState, data: ServerData, key: Key
+) -> tuple[TrainState, Metrics]:
+    """A training on the server's labels, from `start` to the TrainState that it returns; nothing where the server has none.
 
     `objective` gives the gradient of a step, from the number of steps. Metrics have the group `server/`.
     """
@@ -142,18 +142,18 @@ def averaging_method(
     task: Task,
     client: Training,
     server: Server,
-    client_update: Callable[[PyTree, PyTree, PyTree, Shard, Key], ClientOutput],
+    client_update: Callable[[PyTree, PyTree, PyTree, ClientData, Key], ClientOutput],
     *,
     labels_at: tuple[str, ...] = ("server",),
     views: tuple[str, ...] = VIEWS,
     work: ServerWork | None = None,
-    own: Callable[[ServerState, Cohort], PyTree] = lambda state, cohort: (),
+    extra: Callable[[ServerState, Cohort], PyTree] = lambda state, cohort: (),
 ) -> Method:
     """A method with one global model, from what its clients do: the server broadcasts, averages and trains on its labels.
 
-    `client_update`: (Broadcast, (), the client's optimizer state, Shard, key) -> ClientOutput, unless the method replaces
+    `client_update`: (Broadcast, (), the client's optimizer state, ClientData, key) -> ClientOutput, unless the method replaces
     `broadcast` or `init`. `labels_at` is where the method can read labels, and `views`
-    are those that its clients train on. `work` is `server_work` unless given. `own` gives what the Broadcast has under that
+    are those that its clients train on. `work` is `server_work` unless given. `extra` gives what the Broadcast has under that
     name.
     """
     work = work or server_work(task, server)
@@ -164,7 +164,7 @@ def averaging_method(
 
     def broadcast(state: ServerState, _: PyTree, cohort: Cohort) -> tuple[Broadcast, PyTree]:
         rate = client.learning_rate(cohort.round)
-        return Broadcast(state.weights, rate, cohort.round, cohort.rounds, own(state, cohort)), ()
+        return Broadcast(state.weights, rate, cohort.round, cohort.rounds, extra(state, cohort)), ()
 
     return Method(
         init=init_all,
@@ -202,7 +202,7 @@ def method_without_clients(
     return Method(
         init=lambda key, spec: (init(key, spec), ()),
         broadcast=lambda state, clients, cohort: ((), ()),
-        client_update=lambda shared, own, state, shard, key: ClientOutput((), jnp.zeros(()), (), {}),
+        client_update=lambda shared, per_client, state, data, key: ClientOutput((), jnp.zeros(()), (), {}),
         server_update=lambda state, aggregate, data, key: train(state, data, key),
         predict={"global": predict},
         requires=requires._replace(clients=False, server_training=("after",)),
@@ -280,7 +280,7 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
 
 def _by_class(examples: Examples) -> Examples:
     """Labeled examples in the order of their labels, padding last; the labels themselves are left out."""
-    order = jnp.argsort(jnp.where(examples.mask, examples.labels, jnp.iinfo(jnp.int32).max), stable=True)
+    order = jnp.argsort(jnp.where(examples.mask, examples.labels, MANY), stable=True)
     return examples._replace(index=examples.index[order], labels=None)
 
 
@@ -304,7 +304,7 @@ def _collect(
 
     def step(s: Count, total: norm.Cumulative) -> norm.Cumulative:
         batch = batching.in_order(s, examples.count, n, size)
-        mask = mark_examples(batch.mask)  # `train_logits` marks the logits, which are not used
+        mask = count_examples(batch.mask)  # `train_logits` marks the logits, which are not used
         _, stats = task.train_logits(weights, task.views.plain(examples.take(batch.positions)), mask)
         weight = jnp.sum(batch.mask, dtype=jnp.float32) if settings.weighting == "examples" else 1.0
         return norm.add(total, stats, weight)

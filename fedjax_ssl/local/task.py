@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from fedjax_ssl.arrays import Array, Inputs, Key, Logits, Mask, Outputs, PyTree
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.local.marks import mark
+from fedjax_ssl.local.counters import count_outputs
 from fedjax_ssl.models import ModelFns, norm
 
 
@@ -78,7 +78,7 @@ class Task(NamedTuple):
     def train_logits(self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None) -> tuple[Logits, PyTree]:
         """Outputs in training mode, and the batch's statistics; `key` is a `dropout_key`, None: no dropout."""
         logits, stats = self.model.apply(weights.params, weights.stats, images, mask=mask, train=True, key=key)
-        return mark(logits), stats
+        return count_outputs(logits), stats
 
     def train_logits_together(
         self,
@@ -107,7 +107,7 @@ class Task(NamedTuple):
     def train_features(self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None) -> tuple[Outputs, PyTree]:
         """As `train_logits`, with the classifier's inputs in place of logits; `weights` may lack the classifier's."""
         features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
-        return mark(features), stats
+        return count_outputs(features), stats
 
     def split(self, weights: Weights, names: frozenset[str] | None = None) -> tuple[Weights, Weights]:
         """The weights of the layers `names` (None: the backbone's) and those of all others; `join` puts them together."""
@@ -123,7 +123,7 @@ class Task(NamedTuple):
         if (seen := _evaluated.get()) is not None:
             seen.append(weights)
         logits, _ = self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")
-        return mark(logits)
+        return count_outputs(logits)
 
     def predict(self, weights: Weights, images: Array, mask: Mask) -> Logits:
         """Logits of uint8 images [B, H, W, ch]."""

@@ -1,6 +1,6 @@
 """The one loop of mini-batch steps, of a client or of the server.
 
-The steps change a carry, as a rule a `Fit`: the weights, and what accompanies them.
+The steps change a carry, as a rule a `TrainState`: the weights, and what accompanies them.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Shaped
 
 from fedjax_ssl.arrays import Array, Count, Key, Mask, Number, PyTree, Scalar
 from fedjax_ssl.data import batching
-from fedjax_ssl.local.marks import mark_step
+from fedjax_ssl.local.counters import count_step
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.metrics import Metrics, Sum, add, whole
@@ -21,7 +21,7 @@ from fedjax_ssl.metrics import Metrics, Sum, add, whole
 Carry = TypeVar("Carry")
 
 
-class Fit(NamedTuple):
+class TrainState(NamedTuple):
     """A network in training: its weights, the state of their optimizer, and what accompanies them.
 
     The gradient of each step is given the `companions`, such as a teacher or a second network, and they may follow the weights.
@@ -136,7 +136,7 @@ def train(
         return new, metrics, batch.real
 
     def body(s: Count, trained: Trained) -> Trained:
-        new, metrics, images = numbered(mark_step(s), trained.carry)
+        new, metrics, images = numbered(count_step(s), trained.carry)
         return Trained(new, add(trained.metrics, metrics), trained.images.plus(Sum(images)), s + 1)
 
     _, shapes, _ = jax.eval_shape(numbered, 0, carry)  # 0 has the type of the loop's counter
@@ -145,31 +145,38 @@ def train(
 
 
 def apply_gradients(
-    task: Task, training: Training, fit: Fit, gradients: Gradients, learning_rate: Number, *, anchor: PyTree = None
-) -> Fit:
+    task: Task, training: Training, state: TrainState, gradients: Gradients, learning_rate: Number, *, anchor: PyTree = None
+) -> TrainState:
     """One step w <- w - lr direction(g + mu (w - anchor)), with the running statistics of batch norm and the companions.
 
     `anchor` are the parameters at the start of the training, for FedProx's term; None: no term.
     """
-    weights, grad, taken = fit.weights, gradients.grad, gradients.taken
+    weights, grad, taken = state.weights, gradients.grad, gradients.taken
     if anchor is not None and is_on(training.prox_mu):
         grad = jax.tree.map(lambda g, w, a: g + training.prox_mu * (w - a), grad, weights.params, anchor)
-    direction, optimizer = training.optimizer.update(grad, fit.optimizer, weights.params)
+    direction, optimizer = training.optimizer.update(grad, state.optimizer, weights.params)
     params = jax.tree.map(lambda w, d: w - learning_rate * d, weights.params, direction)
     stepped = Weights(params, task.update_stats(weights.stats, gradients.batch_stats))
-    new = Fit(stepped, optimizer, gradients.follow(stepped) if gradients.follow else fit.companions)
-    return new if taken is None else optax.tree.where(taken, new, fit)
+    new = TrainState(stepped, optimizer, gradients.follow(stepped) if gradients.follow else state.companions)
+    return new if taken is None else optax.tree.where(taken, new, state)
 
 
 def minimize(
-    task: Task, training: Training, gradient: GradientFn, fit: Fit, schedule: AnySchedule, *, learning_rate: Number, key: Key
+    task: Task,
+    training: Training,
+    gradient: GradientFn,
+    state: TrainState,
+    schedule: AnySchedule,
+    *,
+    learning_rate: Number,
+    key: Key,
 ) -> Trained:
-    """Gradient steps of one network: `train` with a Fit as its carry, which has the stored optimizer state before and after."""
-    anchor = fit.weights.params
+    """Gradient steps of one network: `train` on a TrainState, which has the stored optimizer state before and after."""
+    anchor = state.weights.params
 
-    def step(fit: Fit, batch: PyTree, key: Key) -> tuple[Fit, Metrics]:
-        gradients = gradient(fit.weights, batch, key, *fit.companions)
-        return apply_gradients(task, training, fit, gradients, learning_rate, anchor=anchor), gradients.metrics
+    def step(state: TrainState, batch: PyTree, key: Key) -> tuple[TrainState, Metrics]:
+        gradients = gradient(state.weights, batch, key, *state.companions)
+        return apply_gradients(task, training, state, gradients, learning_rate, anchor=anchor), gradients.metrics
 
-    trained = train(fit._replace(optimizer=training.start(anchor, fit.optimizer)), step, schedule, key)
+    trained = train(state._replace(optimizer=training.start(anchor, state.optimizer)), step, schedule, key)
     return trained._replace(carry=trained.carry._replace(optimizer=training.stored(trained.carry.optimizer)))

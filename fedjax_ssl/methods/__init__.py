@@ -27,8 +27,8 @@ from fedjax_ssl.methods.supervised import supervised
 from fedjax_ssl.methods.uda import uda
 from fedjax_ssl.options import Options
 
-_METHODS = (fl2, fedcon, feddure, fedmatch, fixmatch, semifl, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedlabel, fedtrinet)
-_BASELINES = (supervised, freematch_central, fixmatch_central, uda, fedavg, fedavg_pp, fedprox)
+_METHODS = (fl2, semifl, fedmatch, fedcon, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedtrinet, fedlabel, feddure)
+_BASELINES = (fixmatch, uda, supervised, fedavg, fedavg_pp, fedprox, freematch_central, fixmatch_central)
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_BASELINES)}
 PROX_MU: dict[str, float] = {"fedprox": 0.01}  # the default of `method.prox_mu`, where it is not 0
 

@@ -7,17 +7,17 @@ network.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import pydantic
 from pydantic import Field
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Fit, Gradients, Server, Task, Training, Weights, apply_gradients, dropout_key, train
+from fedjax_ssl.local import Gradients, Server, Setup, Task, Training, TrainState, Weights, apply_gradients, dropout_key, train
 from fedjax_ssl.local.server import method_without_clients, requirements, with_statistics
 from fedjax_ssl.method import DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
@@ -44,16 +44,6 @@ class FreeMatchCentralOptions(CentralOptions):
     fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness term; 0: none.")
     threshold_decay: Decay = Field(default=0.999, description="Decay lambda of the averages that give the thresholds.")
     threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(default=1.0, description="Upper limit of tau (SVHN: .95).")
-    threshold_quantile: Decay = Field(default=0.0, description="Tau averages this quantile of confidences; 0: their mean.")
-    least_threshold: Weight = Field(default=0.0, description="Lower limit of class thresholds (SVHN in TorchSSL: .9).")
-    most_threshold: Weight = Field(default=1.0, description="Upper limit of class thresholds (SVHN in TorchSSL: .95).")
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> Self:
-        least, most = self.least_threshold, self.most_threshold
-        if least > most:
-            raise ValueError(f"method.least_threshold: got {least}, accepted: a number in [0, method.most_threshold = {most}]")
-        return self
 
 
 class CentralState(NamedTuple):
@@ -82,15 +72,7 @@ def fixmatch_central(
     *, task: Task, client: Training, server: Server, options: FixMatchCentralOptions = FixMatchCentralOptions()
 ) -> Method:
     """FixMatch on pooled data (Sohn et al. 2020): L = L_s + L_u, where pseudo-labels with max q >= confidence are accepted."""
-    del client
-
-    def unlabeled_loss(outputs: Outputs, status: PyTree) -> Unlabeled:
-        label, confidence = pseudo_labels.harden(outputs.probs)
-        accepted = outputs.mask & (confidence >= options.confidence)
-        loss, metrics = consistency_loss(outputs, label, accepted)
-        return loss, status, metrics
-
-    return _central(task, server, options, lambda num_classes: (), unlabeled_loss)
+    return method_of(Setup(task, client, server, options), lambda num_classes: (), partial(fixmatch_loss, options))
 
 
 def freematch_central(
@@ -100,20 +82,64 @@ def freematch_central(
 
     As in the authors' code, a pseudo-label is accepted where max q >= tau_t(argmax q), with the batch's q in tau_t.
     """
-    del client
+    return method_of(Setup(task, client, server, options), freematch.start, partial(freematch_loss, options))
 
-    def unlabeled_loss(outputs: Outputs, status: freematch.Status) -> Unlabeled:
-        decay, largest, quantile = options.threshold_decay, options.threshold_clip, options.threshold_quantile
-        status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest, quantile=quantile)
-        label, confidence = pseudo_labels.harden(outputs.probs)
-        required = jnp.clip(freematch.class_thresholds(status)[label], options.least_threshold, options.most_threshold)
-        accepted = outputs.mask & (confidence >= required)
-        loss, metrics = consistency_loss(outputs, label, accepted)
-        if options.fairness_weight:
-            loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
-        return loss, status, {**metrics, "threshold": mean(status.tau)}
 
-    return _central(task, server, options, freematch.start, unlabeled_loss)
+def method_of(setup: Setup, start: Callable[[int], PyTree], unlabeled_loss: UnlabeledLoss) -> Method:
+    """A method that trains on pooled data; `start` makes the initial status from the number of classes."""
+    task, _, server, _ = setup
+
+    def init(key: jax.Array, spec: DataSpec) -> CentralState:
+        weights = task.init(key, spec.image_shape)
+        return CentralState(weights, weights.params, server.fine_tune.init(weights.params), start(spec.num_classes))
+
+    return method_without_clients(
+        init=init,
+        train=partial(train_round, setup, unlabeled_loss),
+        predict=lambda state, images, mask: task.predict(_evaluated(state), images, mask),
+        requires=requirements(task, server)._replace(pool=True),
+    )
+
+
+def train_round(
+    setup: Setup, unlabeled_loss: UnlabeledLoss, state: CentralState, data: ServerData, key: jax.Array
+) -> tuple[CentralState, Metrics]:
+    """One round: the server's steps, then the statistics of batch norm where they are static."""
+    task, _, server, options = setup
+    training = server.fine_tune
+
+    def step(state: CentralState, inputs: StepInputs, key: jax.Array) -> tuple[CentralState, Metrics]:
+        gradients, status = gradient(task, unlabeled_loss, data, state, inputs, key)
+        new = apply_gradients(task, training, TrainState(state.weights, state.optimizer), gradients, inputs.learning_rate)
+        average = ema.update(state.average, new.weights.params, options.ema_decay)
+        return CentralState(new.weights, average, new.optimizer, status), gradients.metrics
+
+    begun = state._replace(optimizer=training.start(state.weights.params, state.optimizer))
+    *batch_keys, step_key = jax.random.split(key, 3)
+    end, metrics, *_ = train(begun, step, step_inputs(training, options.mu, data, batch_keys), step_key)
+    stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
+    end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.stored(end.optimizer))
+    return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
+
+
+def fixmatch_loss(options: FixMatchCentralOptions, outputs: Outputs, status: PyTree) -> Unlabeled:
+    """FixMatch's loss of unlabeled examples, which has no status."""
+    label, confidence = pseudo_labels.harden(outputs.probs)
+    accepted = outputs.mask & (confidence >= options.confidence)
+    loss, metrics = consistency_loss(outputs, label, accepted)
+    return loss, status, metrics
+
+
+def freematch_loss(options: FreeMatchCentralOptions, outputs: Outputs, status: freematch.Status) -> Unlabeled:
+    """FreeMatch's loss of unlabeled examples, with the thresholds of the status that the batch changes first."""
+    decay, largest = options.threshold_decay, options.threshold_clip
+    status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest)
+    label, confidence = pseudo_labels.harden(outputs.probs)
+    accepted = outputs.mask & (confidence >= freematch.class_thresholds(status)[label])
+    loss, metrics = consistency_loss(outputs, label, accepted)
+    if options.fairness_weight:
+        loss += options.fairness_weight * freematch.fairness_loss(outputs.logits, accepted, status)
+    return loss, status, {**metrics, "threshold": mean(status.tau)}
 
 
 def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -121,38 +147,6 @@ def consistency_loss(outputs: Outputs, label: jax.Array, accepted: jax.Array) ->
     loss = losses.masked_mean(losses.cross_entropy(outputs.logits, label), accepted, jnp.sum(outputs.mask))
     metrics = pseudo_labels.diagnostics(label, outputs.true_labels, accepted, outputs.mask)
     return loss, {**metrics, "mask_rate": mean(accepted, outputs.mask)}
-
-
-def _central(
-    task: Task, server: Server, options: CentralOptions, start: Callable[[int], PyTree], unlabeled_loss: UnlabeledLoss
-) -> Method:
-    """A method that trains on pooled data; `start` makes the initial status from the number of classes."""
-    training = server.fine_tune
-
-    def init(key: jax.Array, spec: DataSpec) -> CentralState:
-        weights = task.init(key, spec.image_shape)
-        return CentralState(weights, weights.params, training.init(weights.params), start(spec.num_classes))
-
-    def round_(state: CentralState, data: ServerData, key: jax.Array) -> tuple[CentralState, Metrics]:
-        def step(state: CentralState, inputs: StepInputs, key: jax.Array) -> tuple[CentralState, Metrics]:
-            gradients, status = gradient(task, unlabeled_loss, data, state, inputs, key)
-            fit = apply_gradients(task, training, Fit(state.weights, state.optimizer), gradients, inputs.learning_rate)
-            average = ema.update(state.average, fit.weights.params, options.ema_decay)
-            return CentralState(fit.weights, average, fit.optimizer, status), gradients.metrics
-
-        begun = state._replace(optimizer=training.start(state.weights.params, state.optimizer))
-        *batch_keys, step_key = jax.random.split(key, 3)
-        end, metrics, *_ = train(begun, step, step_inputs(training, options.mu, data, batch_keys), step_key)
-        stats = with_statistics(task, server.static_norm, _evaluated(end), data).stats
-        end = end._replace(weights=end.weights._replace(stats=stats), optimizer=training.stored(end.optimizer))
-        return end, {name if "/" in name else f"server/{name}": value for name, value in metrics.items()}
-
-    return method_without_clients(
-        init=init,
-        train=round_,
-        predict=lambda state, images, mask: task.predict(_evaluated(state), images, mask),
-        requires=requirements(task, server)._replace(pool=True),
-    )
 
 
 def _evaluated(state: CentralState) -> Weights:

@@ -22,12 +22,12 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, Setup, Task, Training, Weights, dropout_key
+from fedjax_ssl.local import Broadcast, Gradients, Server, Setup, Task, Training, TrainState, Weights, dropout_key
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.server import ServerState, ServerWork, server_step
 from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.models import Predictor, pure
 from fedjax_ssl.options import MANY, Fraction, Options, Positive, Size
@@ -76,7 +76,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
         head, _ = pure(Predictor(options.head_hidden or 3 * num_features)).init(jax.random.fold_in(key, 1), (num_features,))
         optimizers = server.optimizer.init(backbone.params), server.fine_tune.init(weights.params)
-        state = ServerState(weights, *optimizers, own=Teacher(weights.params, jnp.zeros((), jnp.int32)))
+        state = ServerState(weights, *optimizers, extra=Teacher(weights.params, jnp.zeros((), jnp.int32)))
         optimizer = client.init({"backbone": backbone.params, "head": head})
         one = FedConClientState(head, backbone.params, jnp.zeros((), bool), optimizer)
         return state, optax.tree.batch_shape(one, (spec.num_clients,))
@@ -91,19 +91,19 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, _: PyTree, own: FedConClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedConClientState, data: ClientData, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains backbone and predictor, its average follows, and it sends the backbone."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     received = shared.weights
-    target = optax.tree.where(own.seen, own.target, received.params)
-    gradient = client_gradient(task, options, shard.unlabeled)
-    start = Fit(received._replace(params={"backbone": received.params, "head": own.head}), own.optimizer, (target,))
-    schedule, takes_part = client.schedule(order_key, shard.unlabeled.mask), shard.unlabeled.count > 0
+    target = optax.tree.where(state.seen, state.target, received.params)
+    gradient = client_gradient(task, options, data.unlabeled)
+    start = TrainState(received._replace(params={"backbone": received.params, "head": state.head}), state.optimizer, (target,))
+    schedule, takes_part = client.schedule(order_key, data.unlabeled.mask), data.unlabeled.count > 0
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     (params, stats), optimizer, (target,) = trained.carry
-    state = optax.tree.where(takes_part, FedConClientState(params["head"], target, jnp.array(True), optimizer), own)
+    state = optax.tree.where(takes_part, FedConClientState(params["head"], target, jnp.array(True), optimizer), state)
     weight = jnp.where(takes_part, 1.0, 0.0)
     return local.output_of(task, received, Weights(params["backbone"], stats), trained, weight, state)
 
@@ -203,11 +203,11 @@ def server_work(task: Task, server: Server, options: FedConOptions) -> ServerWor
         def objective(steps: jax.Array) -> GradientFn:
             steps = jnp.maximum(steps, 1)
             all_steps = steps.astype(jnp.float32) * (server.pretrain + jnp.float32(data.rounds))
-            weight = ema.ramp_up(state.own.steps // steps, options.ramp_rounds)
+            weight = ema.ramp_up(state.extra.steps // steps, options.ramp_rounds)
             return server_gradient(task, data.labeled, weight, lambda k: ema.annealed_decay(k, all_steps, options.teacher_rate))
 
-        start = Fit(state.weights, state.fine_tune, (state.own,))
+        start = TrainState(state.weights, state.fine_tune, (state.extra,))
         (weights, optimizer, (teacher,)), metrics = local.train_server(task, server, objective, start, data, key)
-        return state._replace(weights=weights, fine_tune=optimizer, own=teacher), metrics
+        return state._replace(weights=weights, fine_tune=optimizer, extra=teacher), metrics
 
     return local.server_work(task, server)._replace(step=step, train=train)

@@ -26,8 +26,8 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree, Stored
 from fedjax_ssl.data.batching import Pair
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
-from fedjax_ssl.method import ClientOutput, DataSpec, Method, Shard
+from fedjax_ssl.local import Broadcast, Gradients, Server, ServerState, Setup, Task, Training, TrainState, Weights
+from fedjax_ssl.method import ClientData, ClientOutput, DataSpec, Method
 from fedjax_ssl.metrics import Metrics, mean
 from fedjax_ssl.options import UNSET, Fraction, Options, Rate, ReadWhere, Size
 from fedjax_ssl.ssl import losses, pseudo_labels
@@ -55,8 +55,8 @@ class FedDureOptions(Options):
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
         """The options with the largest unlabeled batch size, at least 1, of clients with `counts` int32 [K, 2] examples."""
-        own = own_batch_size(counts[:, 0], counts[:, 1], batch_size)
-        return self.model_copy(update={"largest_batch_size": self.largest_batch_size or max(int(np.max(own)), 1)})
+        sizes = client_batch_size(counts[:, 0], counts[:, 1], batch_size)
+        return self.model_copy(update={"largest_batch_size": self.largest_batch_size or max(int(np.max(sizes)), 1)})
 
 
 class FedDureClientState(NamedTuple):
@@ -94,29 +94,8 @@ class StepViews(NamedTuple):
 
 def feddure(*, task: Task, client: Training, server: Server, options: FedDureOptions = FedDureOptions()) -> Method:
     """FedDure, Algorithm 1: two regulators weigh pseudo-labels; clients are averaged by data size, |D_s| + |D_u|."""
-    setup = Setup(task, client, server, options)
-
-    def client_update(shared: Broadcast, _: PyTree, state: FedDureClientState, shard: Shard, key: jax.Array) -> ClientOutput:
-        order_key, train_key = jax.random.split(key)
-        masks = (shard.labeled.mask, shard.unlabeled.mask)
-        if options.unlabeled_batch_size:
-            schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
-        else:
-            own = own_batch_size(shard.labeled.count, shard.unlabeled.count, client.batch_size)
-            rows = options.largest_batch_size
-            schedule = client.paired_schedule(order_key, *masks, rows, entries=jnp.clip(own, 1, rows))
-
-        phi = shared.weights.params
-        phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
-        regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
-        start, rate = Fit(shared.weights, state.optimizer, (regulators,)), shared.learning_rate
-        step_gradient = partial(gradient, setup, shard)
-        trained = local.minimize(task, client, step_gradient, start, schedule, learning_rate=rate, key=train_key)
-        weights, optimizer, (regulators,) = trained.carry
-        state = FedDureClientState(optimizer, regulators.w, regulators.w_optimizer)
-        return local.output_of(task, shared.weights, weights, trained, local.data_weight(task, shard), state)
-
-    method = local.averaging_method(task, client, server, client_update, labels_at=("clients",))
+    update = partial(client_update, Setup(task, client, server, options))
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",))
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedDureClientState]:
         state, optimizer = method.init(key, spec)
@@ -129,7 +108,32 @@ def feddure(*, task: Task, client: Training, server: Server, options: FedDureOpt
     return method._replace(init=init)
 
 
-def own_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Stored:
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedDureClientState, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: theta trains on labeled and pseudo-labeled batches, and its regulators learn beside it."""
+    task, client, _, options = setup
+    order_key, train_key = jax.random.split(key)
+    masks = (data.labeled.mask, data.unlabeled.mask)
+    if options.unlabeled_batch_size:
+        schedule = client.paired_schedule(order_key, *masks, options.unlabeled_batch_size)
+    else:
+        entries = client_batch_size(data.labeled.count, data.unlabeled.count, client.batch_size)
+        rows = options.largest_batch_size
+        schedule = client.paired_schedule(order_key, *masks, rows, entries=jnp.clip(entries, 1, rows))
+
+    phi = shared.weights.params
+    phi, phi_optimizer = ((), ()) if options.regulators == "no_c" else (phi, client.optimizer.init(phi))
+    regulators = Regulators(phi, phi_optimizer, state.w, state.w_optimizer)
+    start, rate = TrainState(shared.weights, state.optimizer, (regulators,)), shared.learning_rate
+    step_gradient = partial(gradient, setup, data)
+    trained = local.minimize(task, client, step_gradient, start, schedule, learning_rate=rate, key=train_key)
+    weights, optimizer, (regulators,) = trained.carry
+    state = FedDureClientState(optimizer, regulators.w, regulators.w_optimizer)
+    return local.output_of(task, shared.weights, weights, trained, local.data_weight(task, data), state)
+
+
+def client_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Stored:
     """The unlabeled batch size B_u of clients by the rule of the released code, about one batch for each labeled one.
 
     It is |D_u| div n for n = round(|D_s| / B), or n = 4 if that is 2 or less; a quarter of the result if it is 400 or more; and
@@ -143,7 +147,7 @@ def own_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Store
     return xp.where(size == 0, unlabeled, size)
 
 
-def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Gradients:
+def gradient(setup: Setup, data: ClientData, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Gradients:
     """The gradient of theta in one step, after which the regulators are those of `follow`.
 
         y_i = argmax f(weak(u_i); theta)                                                              (Eq. 1)
@@ -152,10 +156,10 @@ def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.
     The instance weights m_i and the reward d are constants, and all pseudo-labels y_i are used, without a threshold.
     """
     task, _, _, options = setup
-    at, images = pair.labeled.positions, shard.unlabeled.take(pair.unlabeled.positions)
+    at, images = pair.labeled.positions, data.unlabeled.take(pair.unlabeled.positions)
     step = StepViews(
-        labeled=task.views.labeled(local.substream(key, "labeled"), shard.labeled.take(at)),
-        labels=shard.labeled.labels[at],
+        labeled=task.views.labeled(local.substream(key, "labeled"), data.labeled.take(at)),
+        labels=data.labeled.labels[at],
         labeled_mask=pair.labeled.mask,
         weak=task.views.weak(local.substream(key, "weak"), images),
         strong=task.views.strong(key, images),
@@ -184,9 +188,9 @@ def gradient(setup: Setup, shard: Shard, weights: Weights, pair: Pair, key: jax.
     if options.regulators != "no_c":
         metrics["reward"] = mean(reward, step.both)
     if options.regulators == "no_f":
-        metrics |= local.semi_supervised.step_metrics(label, passed, shard, pair.unlabeled)
+        metrics |= local.semi_supervised.step_metrics(label, passed, data, pair.unlabeled)
     else:
-        true_labels = shard.true_labels[pair.unlabeled.positions]
+        true_labels = data.true_labels[pair.unlabeled.positions]
         metrics |= pseudo_labels.diagnostics(label, true_labels, step.mask, step.mask)
         metrics["instance_weight_mean"] = mean(m, step.mask)
         for name, q in (("p10", 0.1), ("p90", 0.9)):

@@ -30,11 +30,11 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
+from fedjax_ssl.local import Broadcast, Gradients, Server, ServerState, Setup, Task, Trained, Training, TrainState, Weights
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, Shard
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, DataSpec, Method
 from fedjax_ssl.metrics import Metrics, Sum, mean
-from fedjax_ssl.options import SET, Fraction, Options, Phase, Rate, ReadWhere, Steps, Weight
+from fedjax_ssl.options import SET, Divisor, Fraction, Options, Phase, Rate, ReadWhere, Steps, Weight
 from fedjax_ssl.ssl import experts, losses
 
 USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
@@ -58,11 +58,10 @@ class FedLabelOptions(Options):
     consistency_target: Annotated[Literal["other", "local"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
         default="other", description="Target of KL (`released`: `local`)."
     )
-    kl_order: Annotated[Literal["target_first", "net_first"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
-        default="target_first", description="KL(s- || f) (`target_first`, as usual) or KL(f || s-) (`net_first`, as printed)."
-    )
-    normalize: Literal["batch", "passing"] = Field(
-        default="batch", description="Divide losses by the `batch` size, or by the number of examples in each (`released`)."
+    divisor: Divisor = Field(
+        default="batch",
+        description="What the sum of each loss over a batch is divided by: the number of all examples of the `batch`, or of "
+        "those that the loss is over (`used`, as in the released code).",
     )
     unlabeled_steps: Annotated[Steps, Field(ge=1)] = Field(default=10, description="Steps tau' of w_U.")
     unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U as a multiple of that of w_L.")
@@ -135,16 +134,16 @@ def both_changes(halves: Halves) -> PyTree:
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, _: PyTree, state: FedLabelClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedLabelClientState, data: ClientData, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains w_L, then w_U, and uploads both changes."""
     task, _, _, options = setup
     labeled_key, unlabeled_key = jax.random.split(key)
-    labeled = train_labeled(setup, shared, state.labeled, shard, labeled_key)
-    unlabeled = train_unlabeled(setup, shared, labeled.carry.weights, state.unlabeled, shard, unlabeled_key)
+    labeled = train_labeled(setup, shared, state.labeled, data, labeled_key)
+    unlabeled = train_unlabeled(setup, shared, labeled.carry.weights, state.unlabeled, data, unlabeled_key)
     metrics = {name: value for name, value in {**labeled.metrics, **unlabeled.metrics}.items() if name != USES}
     used = samples_used(options, labeled, unlabeled)
-    has_data = shard.labeled.count + shard.unlabeled.count > 0
+    has_data = data.labeled.count + data.unlabeled.count > 0
     changes = [task.update(shared.weights, trained.carry.weights) for trained in (labeled, unlabeled)]
     if options.aggregation == "halves":
         sent: PyTree = (*changes, used)
@@ -170,47 +169,46 @@ def samples_used(options: FedLabelOptions, labeled: Trained, unlabeled: Trained)
     return jnp.sum(jnp.concatenate(uses), dtype=jnp.float32)  # which may be more than an int32 holds
 
 
-def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, shard: Shard, key: jax.Array) -> Trained:
+def train_labeled(setup: Setup, shared: Broadcast, optimizer: PyTree, data: ClientData, key: jax.Array) -> Trained:
     """The training of w_L, by cross-entropy of labeled examples."""
     task, client, _, _ = setup
     order_key, train_key = jax.random.split(key)
-    supervised, mask = local.supervised_gradient(task, shard.labeled), shard.labeled.mask
+    supervised, mask = local.supervised_gradient(task, data.labeled), data.labeled.mask
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         return _counted(supervised(weights, batch, key), batch, batch.mask, len(mask))
 
     drawn = client.steps > 0
     schedule = batching.draws(order_key, mask, client.batch_size, client.steps) if drawn else client.schedule(order_key, mask)
-    start = Fit(shared.weights, optimizer)
+    start = TrainState(shared.weights, optimizer)
     return local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
 
 
 def train_unlabeled(
-    setup: Setup, shared: Broadcast, expert: Weights, optimizer: PyTree, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, expert: Weights, optimizer: PyTree, data: ClientData, key: jax.Array
 ) -> Trained:
     """The training of w_U, with labels of the global model and of the local `expert`, w_L."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
-    schedule = batching.draws(order_key, shard.unlabeled.mask, client.batch_size, options.unlabeled_steps)
+    schedule = batching.draws(order_key, data.unlabeled.mask, client.batch_size, options.unlabeled_steps)
     schedule = schedule._replace(steps=jnp.where(shared.round >= options.burn_in, schedule.steps, 0))
-    gradient = unlabeled_gradient(task, options, shard, shared.weights, expert)
-    start, rate = Fit(shared.weights, optimizer), options.unlabeled_rate * shared.learning_rate
+    gradient = unlabeled_gradient(task, options, data, shared.weights, expert)
+    start, rate = TrainState(shared.weights, optimizer), options.unlabeled_rate * shared.learning_rate
     return local.minimize(task, client, gradient, start, schedule, learning_rate=rate, key=train_key)
 
 
-def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, anchor: Weights, expert: Weights) -> GradientFn:
+def unlabeled_gradient(task: Task, options: FedLabelOptions, data: ClientData, anchor: Weights, expert: Weights) -> GradientFn:
     """The gradient of L for w_U on a batch, by the global expert w, `anchor`, and the local one w_L, `expert`."""
-    distance = {"target_first": losses.kl_divergence, "net_first": losses.reverse_kl}[options.kl_order]
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
-        images = shard.unlabeled.take(batch.positions)
+        images = data.unlabeled.take(batch.positions)
         plain = options.expert_view == "plain"
         view = task.views.plain(images) if plain else task.views.weak(local.substream(key, "weak"), images)
         augmented = task.views.strong(key, images) if options.augment == "strong" else view
         decision, target = decide(task, options, anchor, expert, view, batch.mask)
         accepted = batch.mask & (decision.confidence > options.confidence)
         agreeing = accepted & decision.agreed
-        divisor = batch.real if options.normalize == "batch" else None
+        divisor = batch.real if options.divisor == "batch" else None
 
         def loss(net: Weights) -> tuple[jax.Array, PyTree, Metrics]:
             outputs, stats = task.train_logits(net, augmented, accepted, local.dropout_key(key))
@@ -221,7 +219,7 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
                     plain_key = local.dropout_key(local.substream(key, "plain"))
                     outputs, second = task.train_logits(net, view, accepted, plain_key)
                     stats = task.merged_stats(weights.stats, stats, second)
-                kl = distance(target, outputs)
+                kl = losses.kl_divergence(target, outputs)
                 value += options.consistency_weight * losses.masked_mean(decision.ratio * kl, agreeing, divisor)
             if options.proximity:
                 apart = jax.tree.map(lambda p, a: jnp.mean(jnp.square(p - a)), net.params, anchor.params)
@@ -230,13 +228,13 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, shard: Shard, ancho
             return value, stats, {"unlabeled_loss": mean(ce, accepted), **of_kl}
 
         gradients = local.gradients(loss, weights)
-        pseudo = local.semi_supervised.step_metrics(decision.label, accepted, shard, batch)
+        pseudo = local.semi_supervised.step_metrics(decision.label, accepted, data, batch)
         metrics = {**gradients.metrics, **pseudo}
         if options.experts == "both":
             metrics["local_expert_rate"] = mean(decision.local, accepted)
             metrics["agreement_rate"] = mean(decision.agreed, batch.mask)
         gradients = gradients._replace(metrics=metrics, taken=jnp.any(accepted))
-        return _counted(gradients, batch, accepted, len(shard.unlabeled.mask))
+        return _counted(gradients, batch, accepted, len(data.unlabeled.mask))
 
     return gradient
 

@@ -21,10 +21,22 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, ServerWork, Setup, Task, Trained, Training, Weights
+from fedjax_ssl.local import (
+    Broadcast,
+    Gradients,
+    Server,
+    ServerState,
+    ServerWork,
+    Setup,
+    Task,
+    Trained,
+    Training,
+    TrainState,
+    Weights,
+)
 from fedjax_ssl.local.server import server_step, with_statistics
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Mean, Metrics, Sum, added, mean, num_bytes, whole
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
@@ -114,7 +126,7 @@ def server_work(setup: Setup) -> ServerWork:
 
     def train(state: ServerState, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         (sigma, psi), stats = state.weights
-        start = Fit(Weights(sigma, stats), state.fine_tune, (psi,))
+        start = TrainState(Weights(sigma, stats), state.fine_tune, (psi,))
         end, metrics = local.train_server(task, server, lambda _: labeled_gradient(setup, data.labeled), start, data, key)
         weights = Weights(Parts(end.weights.params, psi), end.weights.stats)
         return state._replace(weights=weights, fine_tune=end.optimizer), metrics
@@ -138,22 +150,22 @@ def broadcast(setup: Setup, state: ServerState, clients: FedMatchClientState, co
         lambda: jax.tree.map(lambda x: x[ids], clients.psi),
         lambda: jax.tree.map(lambda x: jnp.zeros((*ids.shape, *x.shape[1:]), x.dtype), clients.psi),
     )
-    return Broadcast(state.weights, setup.client.learning_rate(cohort.round), own=helping), Helpers(psi, found & helping)
+    return Broadcast(state.weights, setup.client.learning_rate(cohort.round), extra=helping), Helpers(psi, found & helping)
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, helpers: Helpers, old: FedMatchClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, helpers: Helpers, old: FedMatchClientState, data: ClientData, key: jax.Array
 ) -> ClientOutput:
     """One client's round: it trains, and uploads the entries that changed. The average is uniform over clients with data."""
     task, _, _, options = setup
-    trained = train(setup, shared, helpers, old.optimizer, shard, key)
+    trained = train(setup, shared, helpers, old.optimizer, data, key)
     ((new_sigma, new_psi), stats), optimizers, _ = trained.carry
     sigma, psi = shared.weights.params
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
     sent = [of_sigma, of_psi] if trains_both(task) else [of_psi]
     model = Weights(decomposed.add(of_sigma.value, of_psi.value), stats)
-    image = agreement.embedding_image(shard.unlabeled.images.shape[1:])[None]
+    image = agreement.embedding_image(data.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.steps > 0
     state = optax.tree.where(took_part, new, old)
@@ -183,7 +195,7 @@ def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) ->
         entries = jax.vmap(decomposed.differing, (0, None))(helpers.psi, psi)
         return added(jnp.where(helpers.available, decomposed.message_bytes(entries, size), 0))
 
-    of_all = jax.lax.cond(shared.own, of_helpers, lambda: whole(0))
+    of_all = jax.lax.cond(shared.extra, of_helpers, lambda: whole(0))
     return whole(num_bytes((sigma, stats))).plus(Sum(decomposed.message_bytes(of_psi, size))).plus(of_all)
 
 
@@ -199,7 +211,7 @@ def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
     return gradient
 
 
-def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard: Shard) -> GradientFn:
+def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, data: ClientData) -> GradientFn:
     """The gradient for psi, whose companion is sigma, of the loss of a batch of unlabeled examples.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
@@ -214,7 +226,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array, sigma: PyTree) -> Gradients:
         psi, stats = weights
-        images = shard.unlabeled.take(batch.positions)
+        images = data.unlabeled.take(batch.positions)
         plain, strong = task.views.plain(images), task.views.strong(key, images)
 
         def forward(theta: PyTree, views: jax.Array) -> tuple[jax.Array, PyTree]:
@@ -242,7 +254,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
         def alone() -> tuple[PyTree, jax.Array, jax.Array]:
             return jax.tree.map(jnp.zeros_like, theta), jnp.zeros(confident.shape), own_label
 
-        grad_i, divergence, label = jax.lax.cond(shared.own, helped, alone)
+        grad_i, divergence, label = jax.lax.cond(shared.extra, helped, alone)
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
             ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)
@@ -253,7 +265,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
         metrics = {
             "unlabeled_loss" if trains_both(task) else "loss": mean(ce, confident),
             "consistency_loss": mean(divergence, confident & jnp.any(helpers.available)),
-            **local.semi_supervised.step_metrics(label, confident, shard, batch),
+            **local.semi_supervised.step_metrics(label, confident, data, batch),
         }
         return Gradients(jax.tree.map(jnp.add, grad, grad_i), batch_stats, metrics, taken=jnp.any(batch.mask))
 
@@ -261,9 +273,9 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, shard:
 
 
 def train(
-    setup: Setup, shared: Broadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, helpers: Helpers, optimizers: tuple[PyTree, ...], data: ClientData, key: jax.Array
 ) -> Trained:
-    """A client's training, whose carry is a Fit of Parts, with the optimizer states of the trained parts.
+    """A client's training, whose carry is a TrainState of Parts, with the optimizer states of the trained parts.
 
     Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else psi alone.
     """
@@ -271,27 +283,27 @@ def train(
     task, client, _, options = setup
     (start, stats), rate = shared.weights, shared.learning_rate
     size = options.unlabeled_batch_size or client.batch_size
-    of_psi = unlabeled_gradient(setup, shared, helpers, shard)
+    of_psi = unlabeled_gradient(setup, shared, helpers, data)
     if not trains_both(task):
-        schedule = client._replace(batch_size=size).schedule(order_key, shard.unlabeled.mask)
-        fit = Fit(Weights(start.psi, stats), optimizers[0], (start.sigma,))
-        trained = local.minimize(task, client, of_psi, fit, schedule, learning_rate=rate, key=train_key)
+        schedule = client._replace(batch_size=size).schedule(order_key, data.unlabeled.mask)
+        before = TrainState(Weights(start.psi, stats), optimizers[0], (start.sigma,))
+        trained = local.minimize(task, client, of_psi, before, schedule, learning_rate=rate, key=train_key)
         (psi, stats), state, _ = trained.carry
-        return trained._replace(carry=Fit(Weights(start._replace(psi=psi), stats), (state,)))
-    of_sigma = labeled_gradient(setup, shard.labeled)
+        return trained._replace(carry=TrainState(Weights(start._replace(psi=psi), stats), (state,)))
+    of_sigma = labeled_gradient(setup, data.labeled)
     apply = partial(local.apply_gradients, task, client, learning_rate=rate)
 
-    def step(fit: Fit, pair: Pair, key: jax.Array) -> tuple[Fit, Metrics]:
-        ((sigma, psi), stats), states, _ = fit
+    def step(before: TrainState, pair: Pair, key: jax.Array) -> tuple[TrainState, Metrics]:
+        ((sigma, psi), stats), states, _ = before
         first, second = jax.random.split(key)
         on_labels = of_sigma(Weights(sigma, stats), pair.labeled, first, psi)
-        (sigma, stats), of_labels, _ = apply(Fit(Weights(sigma, stats), states[0]), on_labels, anchor=start.sigma)
+        (sigma, stats), of_labels, _ = apply(TrainState(Weights(sigma, stats), states[0]), on_labels, anchor=start.sigma)
         on_others = of_psi(Weights(psi, stats), pair.unlabeled, second, sigma)
-        (psi, stats), of_others, _ = apply(Fit(Weights(psi, stats), states[1]), on_others, anchor=start.psi)
-        return Fit(Weights(Parts(sigma, psi), stats), (of_labels, of_others)), {**on_labels.metrics, **on_others.metrics}
+        (psi, stats), of_others, _ = apply(TrainState(Weights(psi, stats), states[1]), on_others, anchor=start.psi)
+        return TrainState(Weights(Parts(sigma, psi), stats), (of_labels, of_others)), {**on_labels.metrics, **on_others.metrics}
 
-    masks = shard.labeled.mask, shard.unlabeled.mask
-    pairs = local.repeated(options, shard, client, lambda client: client.paired_schedule(order_key, *masks, size))
-    trained = local.train(Fit(shared.weights, tuple(map(client.start, start, optimizers))), step, pairs, train_key)
+    masks = data.labeled.mask, data.unlabeled.mask
+    pairs = local.repeated(options, data, client, lambda client: client.paired_schedule(order_key, *masks, size))
+    trained = local.train(TrainState(shared.weights, tuple(map(client.start, start, optimizers))), step, pairs, train_key)
     weights, states, _ = trained.carry
-    return trained._replace(carry=Fit(weights, tuple(map(client.stored, states))))
+    return trained._replace(carry=TrainState(weights, tuple(map(client.stored, states))))

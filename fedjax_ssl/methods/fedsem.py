@@ -18,7 +18,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import mix
 from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Training
-from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
@@ -44,51 +44,51 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     """FedSem, for labels at the clients: FedAvg on labels, then on all data with pseudo-labels that are made once.
 
     In the first phase a client without labels takes no part. Training sees examples with a label in the view `data.labeled`.
-    The server's and the Broadcast's `own` is the labeler, the last model of the first phase.
+    The server's and the Broadcast's `extra` is the labeler, the last model of the first phase.
     """
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(
-        task, client, server, update, labels_at=("clients",), views=("labeled",), own=lambda state, _: state.own
+        task, client, server, update, labels_at=("clients",), views=("labeled",), extra=lambda state, _: state.extra
     )
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSemClientState]:
         state, optimizer = method.init(key, spec)
         none = jnp.full((spec.num_clients, spec.client_rows), -1, jnp.int32)
-        return state._replace(own=state.weights), FedSemClientState(none, optimizer)
+        return state._replace(extra=state.weights), FedSemClientState(none, optimizer)
 
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         new, metrics = method.server_update(state, update, data, key)
         first_phase = data.round < options.labeled_rounds  # in which the labeler is the global model
-        labeler = optax.tree.where(first_phase, new.weights, state.own)
-        return new._replace(own=labeler), metrics
+        labeler = optax.tree.where(first_phase, new.weights, state.extra)
+        return new._replace(extra=labeler), metrics
 
     return method._replace(init=init, server_update=server_update)
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, _: PyTree, state: FedSemClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedSemClientState, data: ClientData, key: jax.Array
 ) -> ClientOutput:
     """One client's round: in the second phase it labels its data once, then it trains on all examples with a label."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
-    second_phase, mask = shared.round >= options.labeled_rounds, shard.unlabeled.mask
+    second_phase, mask = shared.round >= options.labeled_rounds, data.unlabeled.mask
     to_label = second_phase & jnp.any(mask & (state.pseudo < 0))
     # With a count of 0 the loop over batches has length 0, and there is no forward pass.
-    unlabeled = shard.unlabeled._replace(count=jnp.where(to_label, shard.unlabeled.count, 0))
-    probs = local.class_probabilities(task, shared.own, unlabeled, None)
-    label = shard.true_labels if options.pseudo_labels == "true" else pseudo_labels.harden(probs).label
+    unlabeled = data.unlabeled._replace(count=jnp.where(to_label, data.unlabeled.count, 0))
+    probs = local.class_probabilities(task, shared.extra, unlabeled, None)
+    label = data.true_labels if options.pseudo_labels == "true" else pseudo_labels.harden(probs).label
     pseudo = jnp.where(unlabeled.mask, label, state.pseudo)
-    own = jnp.where(second_phase, 1, local.own_repeats(options, shard))  # labels are repeated in the first phase alone
-    examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, own, pseudo=pseudo)
+    repeats = jnp.where(second_phase, 1, local.client_repeats(options, data))  # labels are repeated in the first phase alone
+    examples = mix(data.labeled, data.unlabeled, options.labeled_repeats, repeats, pseudo=pseudo)
     gradient, schedule = local.supervised_gradient(task, examples), client.schedule(order_key, examples.mask)
     weight = jnp.where(jnp.any(examples.mask), 1.0, 0.0)
     output = local.train_client(task, client, gradient, schedule, shared, state.optimizer, weight=weight, key=train_key)
     # In the first round of the second phase the global model is the labeler, and nothing else has to be sent.
     labeler_is_sent = to_label & (shared.round > options.labeled_rounds)
-    received = num_bytes(shared.weights) + jnp.where(labeler_is_sent, num_bytes(shared.own), 0)
+    received = num_bytes(shared.weights) + jnp.where(labeler_is_sent, num_bytes(shared.extra), 0)
     metrics = {
         **output.metrics,
-        **pseudo_labels.diagnostics(pseudo, shard.true_labels, pseudo >= 0, mask & second_phase),
+        **pseudo_labels.diagnostics(pseudo, data.true_labels, pseudo >= 0, mask & second_phase),
         "comm/bytes_down": Sum(received.astype(jnp.int32)),
         **pseudo_labels.examples(pseudo, mask & (pseudo >= 0)),
     }

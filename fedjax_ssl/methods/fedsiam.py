@@ -27,12 +27,12 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Mixture, mix
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Training, Weights
+from fedjax_ssl.local import Broadcast, Gradients, Server, ServerState, Setup, Task, Training, TrainState, Weights
 from fedjax_ssl.local.server import ServerWork, with_statistics
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import ClientData, ClientOutput, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import MANY, SET, LabeledRepeats, ReadWhere, Weight
+from fedjax_ssl.options import MANY, SET, Divisor, LabeledRepeats, ReadWhere, Weight
 from fedjax_ssl.ssl import ema, losses
 
 RAMP_EPOCHS = 10  # local epochs over which beta_k rises, phi_l in Table 4
@@ -45,9 +45,11 @@ class FedSiamPiOptions(LabeledRepeats):
         default="mse", description="The distance J: `mse` (Eq. 4) or `kl` (Eq. 5)."
     )
     consistency_weight: Weight = Field(default=1.0, description="Factor of beta_k J; 0: no siamese network.")
-    normalization: Literal["paper", "released"] = Field(
-        default="paper",
-        description="`released`: J's mean over classes, L over all of a batch; epochs count the current participation twice.",
+    divisor: Divisor = Field(
+        default="used",
+        description="What the sum of the labeled loss over a batch is divided by: the number of labeled examples (`used`, as "
+        "in the paper), or of all examples of the `batch`, as in the released code; then J is a mean over classes, too, and "
+        "the epochs that the ramps count include the current round's twice.",
     )
 
 
@@ -87,11 +89,12 @@ class FedSiamClientState(NamedTuple):
 
 
 AlphaMax = Callable[[jax.Array], jax.Array]  # from a round's number, from 1, to the largest alpha of that round
+Finish = Callable[[ClientOutput, Weights, jax.Array], ClientOutput]  # see `method_of`
 
 
 def fedsiam_pi(*, task: Task, client: Training, server: Server, options: FedSiamPiOptions = FedSiamPiOptions()) -> Method:
     """FedSiam-Pi: one network, whose second forward pass on another view is the target (alpha = 0)."""
-    return method_of(task, client, server, options, lambda _: jnp.zeros(()))
+    return method_of(Setup(task, client, server, options), lambda _: jnp.zeros(()))
 
 
 def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiamMTOptions = FedSiamMTOptions()) -> Method:
@@ -99,23 +102,21 @@ def fedsiam_mt(*, task: Task, client: Training, server: Server, options: FedSiam
 
     The target is evaluated; the accuracy of the online network is logged as `eval/accuracy_online`.
     """
-    return method_of(task, client, server, options, lambda _: jnp.float32(options.alpha_max))
+    return method_of(Setup(task, client, server, options), lambda _: jnp.float32(options.alpha_max))
 
 
 def method_of(
-    task: Task,
-    client: Training,
-    server: Server,
-    options: FedSiamPiOptions,
+    setup: Setup,
     alpha_max: AlphaMax,
-    finish: Callable[[ClientOutput, Weights, jax.Array], ClientOutput] = lambda output, *_: output,
+    finish: Finish = lambda output, *_: output,
 ) -> Method:
-    """FedSiam with one network or two, by the class of `options`.
+    """FedSiam with one network or two, by the class of the options.
 
-    The Broadcast's `own` is the round's largest alpha; if it is 0 only one network is sent. `finish` changes what a client
+    The Broadcast's `extra` is the round's largest alpha; if it is 0 only one network is sent. `finish` changes what a client
     returns, given its trained networks and whether both networks are sent, a bool scalar.
     """
-    setup, paired = Setup(task, client, server, options), isinstance(options, FedSiamMTOptions)
+    task, client, server, options = setup
+    paired = isinstance(options, FedSiamMTOptions)
     by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
     if by_epochs and task.labels_at == ("server",):  # the server's training counts steps, whatever is asked for
         raise ValueError("method.alpha_counts: got epochs with labels at the server, accepted: steps")
@@ -128,9 +129,6 @@ def method_of(
         zeros = jnp.zeros(spec.num_clients, jnp.int32)
         return state, FedSiamClientState(zeros, zeros, optimizers)
 
-    def client_update(shared: Broadcast, _: PyTree, state: FedSiamClientState, shard: Shard, key: jax.Array) -> ClientOutput:
-        return finish(*train_client(setup, shared, state, shard, key), shared.own > 0)
-
     def predict(which: int) -> Callable[[ServerState, jax.Array, jax.Array], jax.Array]:
         return lambda state, images, mask: task.predict(each(state.weights)[which], images, mask)
 
@@ -138,25 +136,25 @@ def method_of(
         task,
         client,
         server,
-        client_update,
+        partial(client_update, setup, finish),
         labels_at=("server", "clients"),
         views=("labeled", "weak"),
         work=server_work(task, server, alpha_max),
-        own=lambda _, cohort: alpha_max(cohort.round + 1),
+        extra=lambda _, cohort: alpha_max(cohort.round + 1),
     )
     predictions = {"target": predict(-1), "online": predict(0)} if paired else {"online": predict(0)}
     requires = method.requires._replace(server_training=("after",))
     return method._replace(init=init, predict=predictions, requires=requires)
 
 
-def train_client(
-    setup: Setup, shared: Broadcast, state: FedSiamClientState, shard: Shard, key: jax.Array
-) -> tuple[ClientOutput, Weights]:
-    """A client's local training: what the client returns, and its two trained networks."""
+def client_update(
+    setup: Setup, finish: Finish, shared: Broadcast, _: PyTree, state: FedSiamClientState, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: it trains the online network, which the target follows, and sends both or one."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
-    epochs = state.epochs + (client.epochs if options.normalization == "released" else 0)
-    examples = mix(shard.labeled, shard.unlabeled, options.labeled_repeats, local.own_repeats(options, shard))
+    epochs = state.epochs + (client.epochs if options.divisor == "batch" else 0)
+    examples = mix(data.labeled, data.unlabeled, options.labeled_repeats, local.client_repeats(options, data))
     # Without a siamese network a client learns from labels alone.
     learns = jnp.any(examples.mask & examples.labeled) | (options.consistency_weight > 0)
     schedule = client.schedule(order_key, examples.mask & learns)
@@ -164,10 +162,11 @@ def train_client(
     def alpha(batch: Batch) -> jax.Array:
         by_epochs = isinstance(options, FedSiamMTOptions) and options.alpha_counts == "epochs"
         before, number = (epochs, batch.epoch) if by_epochs else (state.steps, batch.step)
-        return ema.warm_decay(before.astype(jnp.float32) + number + 1, shared.own)
+        return ema.warm_decay(before.astype(jnp.float32) + number + 1, shared.extra)
 
     online, *targets = each(shared.weights)
-    gradient, start = client_gradient(task, options, examples, epochs, alpha), Fit(online, state.optimizer, tuple(targets))
+    gradient = client_gradient(task, options, examples, epochs, alpha)
+    start = TrainState(online, state.optimizer, tuple(targets))
     trained = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=train_key)
     new, optimizer, new_targets = trained.carry
     weights = join(new, *new_targets)
@@ -175,10 +174,11 @@ def train_client(
     most = MANY // 2  # steps and epochs, which are as good as more
     steps = state.steps + jnp.minimum(taken.steps, most - state.steps)
     state = FedSiamClientState(steps, state.epochs + jnp.minimum(batching.num_epochs(taken), most - state.epochs), optimizer)
-    weight = (shard.labeled.count + shard.unlabeled.count).astype(jnp.float32)
+    weight = (data.labeled.count + data.unlabeled.count).astype(jnp.float32)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
-    received = jnp.where(shared.own > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
-    return output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)}), weights
+    received = jnp.where(shared.extra > 0, num_bytes(shared.weights), num_bytes(online)).astype(jnp.int32)
+    output = output._replace(metrics={**output.metrics, "comm/bytes_down": Sum(received)})
+    return finish(output, weights, shared.extra > 0)
 
 
 Alpha = Callable[[Batch], jax.Array]  # the target's decay after the step on a batch
@@ -191,7 +191,7 @@ def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, ep
     whose statistics are then those of the online network.
     """
     distance = {"mse": losses.squared_error, "kl": losses.kl_divergence}[options.consistency]
-    released = options.normalization == "released"
+    released = options.divisor == "batch"
     scale = 1.0 / task.num_classes if released and options.consistency == "mse" else 1.0
     siamese = options.consistency_weight > 0
 
@@ -237,8 +237,8 @@ def following(
     """
 
     def follow(target: Weights, online: Weights) -> Weights:
-        own = task.update_stats(target.stats, batch_stats) if batch_stats != () else target.stats
-        stats = jax.tree.map(lambda mine, other: jnp.where(alpha > 0, mine, other), own, online.stats)
+        of_target = task.update_stats(target.stats, batch_stats) if batch_stats != () else target.stats
+        stats = jax.tree.map(lambda mine, other: jnp.where(alpha > 0, mine, other), of_target, online.stats)
         return Weights(ema.update(target.params, online.params, alpha), stats)
 
     return lambda online: tuple(follow(target, online) for target in targets)
@@ -256,7 +256,7 @@ def server_work(task: Task, server: Server, alpha_max: AlphaMax) -> ServerWork:
             gradients = local.supervised_gradient(task, data.labeled)(online, batch, key)
             return gradients._replace(follow=following(task, targets, (), alpha))
 
-        start = Fit(online, state.fine_tune, tuple(targets))
+        start = TrainState(online, state.fine_tune, tuple(targets))
         end, metrics = local.train_server(task, server, lambda steps: partial(gradient, steps), start, data, key)
         return state._replace(weights=join(end.weights, *end.companions), fine_tune=end.optimizer), metrics
 

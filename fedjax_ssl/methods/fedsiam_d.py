@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field
 
-from fedjax_ssl.local import Server, ServerState, Task, Training, Weights
+from fedjax_ssl.local import Server, ServerState, Setup, Task, Training, Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, DataSpec, Method, ServerData, averaged, summed
 from fedjax_ssl.methods.fedsiam import FedSiamClientState, FedSiamMTOptions, Networks, each, method_of
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
@@ -63,13 +63,13 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
     def alpha_max(number: jax.Array) -> jax.Array:
         return jnp.where(both_sent(number), options.alpha_max, 0.0)
 
-    method = method_of(task, client, server, options, alpha_max, with_distances)
+    method = method_of(Setup(task, client, server, options), alpha_max, with_distances)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSiamClientState]:
         state, clients = method.init(key, spec)
         num_layers = len(siamese.layers(state.weights.params.online))
         window = siamese.empty_window(max(int(options.pi_rounds), 1), spec.cohort_size, num_layers)
-        return state._replace(own=window), clients
+        return state._replace(extra=window), clients
 
     def server_update(state: ServerState, stacked: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         number = data.round + 1
@@ -118,7 +118,7 @@ def choose(
     """
     update, distances = stacked.update
     took_part = stacked.weight > 0
-    window = siamese.remember(state.own, round, distances, took_part & both_sent)
+    window = siamese.remember(state.extra, round, distances, took_part & both_sent)
     chosen = siamese.uploaded(distances, siamese.boundary(window, tau), tau)
     online, _ = each(state.weights)
     names = siamese.layers(online.params)
@@ -139,4 +139,4 @@ def choose(
         "client/upload_bytes_fraction": mean(added / sizes.sum(), took_part),
         "comm/bytes_up": Sum((of_target + added).astype(jnp.int32)),
     }
-    return state._replace(own=window), averaged(summed(Aggregate(filled, stacked.weight))), metrics
+    return state._replace(extra=window), averaged(summed(Aggregate(filled, stacked.weight))), metrics

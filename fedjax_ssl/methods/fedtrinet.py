@@ -31,11 +31,11 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch, Pair
 from fedjax_ssl.data.federated import mix
-from fedjax_ssl.local import Broadcast, Fit, Gradients, Server, ServerState, Setup, Task, Trained, Training, Weights
+from fedjax_ssl.local import Broadcast, Gradients, Server, ServerState, Setup, Task, Trained, Training, TrainState, Weights
 from fedjax_ssl.local.server import flatten
 from fedjax_ssl.local.task import join
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
 from fedjax_ssl.options import FirstPhase, Options
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
@@ -50,7 +50,6 @@ class FedTriNetOptions(Options):
     """FedTriNet's own settings."""
 
     labeled_rounds: FirstPhase = Field(default=0.4, description="Rounds of the first phase.")
-    threshold_protection: bool = Field(default=True, description="Constant threshold from round 35 of the second phase on.")
 
 
 class FedTriNetClientState(NamedTuple):
@@ -66,23 +65,23 @@ class FedTriNetClientState(NamedTuple):
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
     """FedTriNet, for labels at the clients: three networks vote on pseudo-labels. All training sees `data.labeled` views.
 
-    The server's `own` is the base confidence m, 0 until it is measured, and the Broadcast's the threshold q on sums of three
+    The server's `extra` is the base confidence m, 0 until it is measured, and the Broadcast's the threshold q on sums of three
     probabilities.
     """
 
     def threshold(state: ServerState, cohort: Cohort) -> jax.Array:
         round = cohort.round - options.labeled_rounds
-        q = thresholds.falling(state.own, round, protected=options.threshold_protection)
-        return jnp.where(state.own > 0, q, NEVER)
+        q = thresholds.falling(state.extra, round)
+        return jnp.where(state.extra > 0, q, NEVER)
 
     update = partial(client_update, Setup(task, client, server, options))
-    method = local.averaging_method(task, client, server, update, labels_at=("clients",), views=("labeled",), own=threshold)
+    method = local.averaging_method(task, client, server, update, labels_at=("clients",), views=("labeled",), extra=threshold)
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedTriNetClientState]:
         (state, optimizer), k = method.init(key, spec), spec.num_clients
         last = optax.tree.batch_shape(state.weights, (k,))
         pseudo, no = jnp.full((k, spec.client_rows), -1, jnp.int32), jnp.zeros(k, bool)
-        return state._replace(own=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
+        return state._replace(extra=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
 
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
         """The usual work; at the end of the first phase also measures m, on the next cohort that has unlabeled data."""
@@ -93,32 +92,32 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
             probs = local.class_probabilities(task, state.weights, examples, None)
             return losses.masked_mean(pseudo_labels.harden(probs).confidence, examples.mask)
 
-        is_due = (data.round + 1 >= options.labeled_rounds) & (state.own == 0)
-        return state._replace(own=jax.lax.cond(is_due, measure, lambda: state.own)), metrics
+        is_due = (data.round + 1 >= options.labeled_rounds) & (state.extra == 0)
+        return state._replace(extra=jax.lax.cond(is_due, measure, lambda: state.extra)), metrics
 
     requires = method.requires._replace(next_cohort=True)
     return method._replace(init=init, server_update=server_update, requires=requires)
 
 
 def client_update(
-    setup: Setup, shared: Broadcast, _: PyTree, state: FedTriNetClientState, shard: Shard, key: jax.Array
+    setup: Setup, shared: Broadcast, _: PyTree, state: FedTriNetClientState, data: ClientData, key: jax.Array
 ) -> ClientOutput:
     """One client's round, in either phase; the loops of the other phase have length 0."""
     task, client, _, options = setup
     shared = shared._replace(round=shared.round - options.labeled_rounds)  # the second phase's, from 0; before it negative
     first_key, tune_key, train_key = jax.random.split(key, 3)
-    second_phase, start = shared.round >= 0, Fit(shared.weights, state.optimizer)
+    second_phase, start = shared.round >= 0, TrainState(shared.weights, state.optimizer)
     order_key, step_key = jax.random.split(first_key)
-    gradient = local.supervised_gradient(task, shard.labeled)
-    schedule = client.schedule(order_key, shard.labeled.mask & (~second_phase | ~state.seen))
+    gradient = local.supervised_gradient(task, data.labeled)
+    schedule = client.schedule(order_key, data.labeled.mask & (~second_phase | ~state.seen))
     on_labels = local.minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=step_key)
     last = optax.tree.where(state.seen, state.last, on_labels.carry.weights)
-    tuned = fine_tune(task, client, shared, last, shard, second_phase, tune_key)
+    tuned = fine_tune(task, client, shared, last, data, second_phase, tune_key)
     joined = tuned.carry.weights
-    new = pseudo_label(task, (last, joined, shared.weights), shard, state.pseudo, shared)
+    new = pseudo_label(task, (last, joined, shared.weights), data, state.pseudo, shared)
     gained = (new >= 0) & (state.pseudo < 0)
     weighed = state.weighed | (jnp.sum(gained) >= ENOUGH)
-    on_both = train_on_both(setup, shared, Fit(joined, state.optimizer), shard, (new, weighed), train_key)
+    on_both = train_on_both(setup, shared, TrainState(joined, state.optimizer), data, (new, weighed), train_key)
 
     uploaded = optax.tree.where(second_phase, on_both, on_labels._replace(metrics={**on_both.metrics, **on_labels.metrics}))
     weights, optimizer, _ = uploaded.carry
@@ -132,17 +131,17 @@ def client_update(
     sent = num_bytes(output.update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
     metrics = {
         **output.metrics,
-        **pseudo_labels.diagnostics(new, shard.true_labels, new >= 0, shard.unlabeled.mask & second_phase),
-        "client/threshold": mean(shared.own, second_phase),
+        **pseudo_labels.diagnostics(new, data.true_labels, new >= 0, data.unlabeled.mask & second_phase),
+        "client/threshold": mean(shared.extra, second_phase),
         "comm/bytes_down": Sum((num_bytes(shared.weights) + jnp.where(second_phase, 4, 0)).astype(jnp.int32)),
         "comm/bytes_up": Sum(sent.astype(jnp.int32)),
-        **pseudo_labels.examples(new, shard.unlabeled.mask & (new >= 0)),
+        **pseudo_labels.examples(new, data.unlabeled.mask & (new >= 0)),
     }
     return output._replace(metrics=metrics)
 
 
 def fine_tune(
-    task: Task, client: Training, shared: Broadcast, last: Weights, shard: Shard, trains: jax.Array, key: jax.Array
+    task: Task, client: Training, shared: Broadcast, last: Weights, data: ClientData, trains: jax.Array, key: jax.Array
 ) -> Trained:
     """The joined network after E epochs on a client's labels with frozen first blocks; no steps unless `trains`.
 
@@ -151,7 +150,7 @@ def fine_tune(
     order_key, train_key = jax.random.split(key)
     names = task.model.first_blocks()
     (frozen, _), (_, rest) = task.split(shared.weights, names), task.split(last, names)
-    of_all = local.supervised_gradient(task, shard.labeled)
+    of_all = local.supervised_gradient(task, data.labeled)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         gradients = of_all(join(frozen, weights), batch, key)
@@ -159,24 +158,26 @@ def fine_tune(
         return gradients._replace(grad=grad, batch_stats=stats)
 
     training, rate = client._replace(persistent=False, prox_mu=0.0), shared.learning_rate
-    schedule = client.schedule(order_key, shard.labeled.mask & trains)
-    trained = local.minimize(task, training, gradient, Fit(rest, ()), schedule, learning_rate=rate, key=train_key)
-    return trained._replace(carry=Fit(join(frozen, trained.carry.weights), ()))
+    schedule = client.schedule(order_key, data.labeled.mask & trains)
+    trained = local.minimize(task, training, gradient, TrainState(rest, ()), schedule, learning_rate=rate, key=train_key)
+    return trained._replace(carry=TrainState(join(frozen, trained.carry.weights), ()))
 
 
-def pseudo_label(task: Task, networks: tuple[Weights, ...], shard: Shard, pseudo: jax.Array, shared: Broadcast) -> jax.Array:
+def pseudo_label(
+    task: Task, networks: tuple[Weights, ...], data: ClientData, pseudo: jax.Array, shared: Broadcast
+) -> jax.Array:
     """Pseudo-labels int32 [n] after adding new ones to `pseudo`: argmax_c s_c where max_c s_c >= q, in the second phase.
 
         s = sum_i softmax(f_i(u)),  i over the networks
 
     Forward passes are computed for examples u without a pseudo-label alone, which are sorted to the front.
     """
-    without = shard.unlabeled.mask & (pseudo < 0) & (shared.round >= 0)
+    without = data.unlabeled.mask & (pseudo < 0) & (shared.round >= 0)
     order = jnp.argsort(~without, stable=True)
-    examples = shard.unlabeled._replace(index=shard.unlabeled.index[order], count=jnp.sum(without, dtype=jnp.int32))
+    examples = data.unlabeled._replace(index=data.unlabeled.index[order], count=jnp.sum(without, dtype=jnp.int32))
     outputs = jnp.stack([local.class_probabilities(task, weights, examples, None) for weights in networks])
     label, confidence = pseudo_labels.harden(jnp.sum(outputs, axis=0))
-    new = examples.mask & (confidence >= shared.own)
+    new = examples.mask & (confidence >= shared.extra)
     return pseudo.at[order].set(jnp.where(new, label, pseudo[order]))
 
 
@@ -191,7 +192,7 @@ def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
 
 
 def train_on_both(
-    setup: Setup, shared: Broadcast, start: Fit, shard: Shard, labels: tuple[jax.Array, jax.Array], key: jax.Array
+    setup: Setup, shared: Broadcast, start: TrainState, data: ClientData, labels: tuple[jax.Array, jax.Array], key: jax.Array
 ) -> Trained:
     """E epochs of the second phase from the joined network, on labeled and pseudo-labeled examples.
 
@@ -202,28 +203,28 @@ def train_on_both(
     (task, client, *_), (pseudo, weighed) = setup, labels
     second_phase = shared.round >= 0
     train = partial(local.minimize, task, client, learning_rate=shared.learning_rate)
-    everything = mix(shard.labeled, shard.unlabeled, pseudo=pseudo)
+    everything = mix(data.labeled, data.unlabeled, pseudo=pseudo)
     schedule = client.schedule(one_keys[0], everything.mask & second_phase & ~weighed)
     one = train(local.supervised_gradient(task, everything), start, schedule, key=one_keys[1])
 
     in_pairs = second_phase & weighed
-    of_labels, of_pseudo = shard.labeled.mask & in_pairs, shard.unlabeled.mask & (pseudo >= 0) & in_pairs
+    of_labels, of_pseudo = data.labeled.mask & in_pairs, data.unlabeled.mask & (pseudo >= 0) & in_pairs
     pairs = client.paired_schedule(pair_keys[0], of_labels, of_pseudo, client.batch_size, larger_counts=True)
-    end = train(weighed_gradient(task, shard, pseudo, shared.round), one.carry, pairs, key=pair_keys[1])
+    end = train(weighed_gradient(task, data, pseudo, shared.round), one.carry, pairs, key=pair_keys[1])
     loss = jax.tree.map(jnp.add, one.metrics["loss"], end.metrics["loss"])
     return Trained(end.carry, {**end.metrics, "loss": loss}, one.images.plus(end.images), one.steps + end.steps)
 
 
-def weighed_gradient(task: Task, shard: Shard, pseudo: jax.Array, round: jax.Array) -> GradientFn:
+def weighed_gradient(task: Task, data: ClientData, pseudo: jax.Array, round: jax.Array) -> GradientFn:
     """The gradient of (CE_l + alpha CE_p) / 2, each term the mean over its batch of a pair, in one forward pass."""
 
     def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Gradients:
         labeled, unlabeled = pair
         views = (
-            task.views.labeled(key, shard.labeled.take(labeled.positions)),
-            task.views.labeled(local.substream(key, "pseudo"), shard.unlabeled.take(unlabeled.positions)),
+            task.views.labeled(key, data.labeled.take(labeled.positions)),
+            task.views.labeled(local.substream(key, "pseudo"), data.unlabeled.take(unlabeled.positions)),
         )
-        masks, labels = (labeled.mask, unlabeled.mask), shard.labeled.labels[labeled.positions]
+        masks, labels = (labeled.mask, unlabeled.mask), data.labeled.labels[labeled.positions]
         # The batches of the larger set count the epochs; the smaller set is repeated.
         weight = alpha(round, jnp.minimum(labeled.epoch, unlabeled.epoch))
 

@@ -7,6 +7,7 @@ FixMatch as published is `pseudo_labels=local`, `divisor=batch`, `strict=False`:
 batch's weak views. With labels at the clients a step takes a labeled batch, too.
 """
 
+from functools import partial
 from typing import Annotated, Literal, Self
 
 import jax
@@ -16,30 +17,41 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights, semi_supervised
+from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
-from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import ClientMetrics, mean
-from fedjax_ssl.options import Fraction, LabeledRepeats, ReadWhere, Size, Weight
+from fedjax_ssl.options import LABELS_BY, Divisor, Fraction, LabeledRepeats, PseudoLabels, ReadWhere, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 
 class FixMatchOptions(LabeledRepeats):
     """FixMatch's own settings."""
 
-    confidence: Fraction = Field(default=0.95, description="The fixed threshold on confidences.")
-    strict: bool = Field(default=True, description="Compare with > ((FL)^2) instead of >= (FixMatch).")
-    pseudo_labels: Literal["global", "local"] = Field(
-        default="global", description="By the `global` model once per round ((FL)^2), or the `local` one per step (Eq. 4)."
+    confidence: Fraction = Field(
+        default=0.95, description="Fixed confidence threshold: a pseudo-label that exceeds it is accepted, and trained on."
     )
-    divisor: Literal["accepted", "batch"] = Field(
-        default="accepted",
-        description="Divisor of a batch's loss: its `accepted` examples ((FL)^2) or the whole `batch` (Eq. 4).",
+    strict: bool = Field(
+        default=True,
+        description="Whether a confidence has to be above the threshold ((FL)^2). If false, one that equals it is enough "
+        "(FixMatch).",
     )
-    unlabeled_weight: Weight = Field(default=1.0, description="Weight lambda_u of the unlabeled loss.")
-    unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
+    pseudo_labels: PseudoLabels = LABELS_BY
+    divisor: Divisor = Field(
+        default="used",
+        description="What the sum of a batch's unlabeled loss is divided by: the number of accepted examples (`used`, as in "
+        "(FL)^2) or of all examples of the `batch` (Eq. 4).",
+    )
+    unlabeled_weight: Weight = Field(
+        default=1.0, description="Weight lambda_u of the unlabeled loss beside the labeled one, in a client that has labels."
+    )
+    unlabeled_batch_size: Size = Field(
+        default=0, description="Number of unlabeled examples B_u in a local step. 0 takes as many as `client.batch_size`."
+    )
     batches: Annotated[Literal["all", "accepted"], ReadWhere(pseudo_labels=("global",))] = Field(
-        default="all", description="With global pseudo-labels, draw batches from `all` data or the `accepted` examples alone."
+        default="all",
+        description="What a client draws its batches from: `all` of its unlabeled examples, or only those whose pseudo-labels, "
+        "by the global model, are `accepted`.",
     )
 
     @pydantic.model_validator(mode="after")
@@ -57,26 +69,32 @@ def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchO
     q is the softmax output on the weak view, without gradient.
     """
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
-        keys = jax.random.split(key, 3)
-        metrics: ClientMetrics = {}
-        if options.pseudo_labels == "global":
-            objective, metrics = _once_per_round(task, options, shared.weights, shard, keys[0])
-        else:
-            objective = _in_each_step(options, shard)
-        objective = objective._replace(repeats=options)
-        output = semi_supervised.client_output(task, client, shared, optimizer, shard, objective, keys[1:])
-        return output._replace(metrics={**metrics, **output.metrics})
+    update = partial(client_update, Setup(task, client, server, options))
+    return local.averaging_method(task, client, server, update, labels_at=("server", "clients"))
 
-    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"))
+
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round of local training on labeled and pseudo-labeled examples."""
+    task, client, _, options = setup
+    keys = jax.random.split(key, 3)
+    metrics: ClientMetrics = {}
+    if options.pseudo_labels == "global":
+        objective, metrics = _once_per_round(task, options, shared.weights, data, keys[0])
+    else:
+        objective = _in_each_step(options, data)
+    objective = objective._replace(repeats=options)
+    output = semi_supervised.client_output(task, client, shared, optimizer, data, objective, keys[1:])
+    return output._replace(metrics={**metrics, **output.metrics})
 
 
 def _once_per_round(
-    task: Task, options: FixMatchOptions, weights: Weights, shard: Shard, key: jax.Array
+    task: Task, options: FixMatchOptions, weights: Weights, data: ClientData, key: jax.Array
 ) -> tuple[Objective, ClientMetrics]:
     """The objective on pseudo-labels that the global model makes once per round, and their diagnostics."""
-    mask = shard.unlabeled.mask
-    probs = local.class_probabilities(task, weights, shard.unlabeled, key)
+    mask = data.unlabeled.mask
+    probs = local.class_probabilities(task, weights, data.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
     accepted = mask & thresholds.above(confidence, options.confidence, strict=options.strict)
 
@@ -85,7 +103,7 @@ def _once_per_round(
         return _loss(options, outputs.strong, label[at], accepted[at] & batch.mask, batch)
 
     metrics = {
-        **pseudo_labels.diagnostics(label, shard.true_labels, accepted, mask),
+        **pseudo_labels.diagnostics(label, data.true_labels, accepted, mask),
         "client/mask_rate": mean(accepted, mask),
         **pseudo_labels.examples(label, accepted, confidence),
     }
@@ -93,16 +111,16 @@ def _once_per_round(
     return Objective(unlabeled, drawn, False, options.unlabeled_weight, options.unlabeled_batch_size), metrics
 
 
-def _in_each_step(options: FixMatchOptions, shard: Shard) -> Objective:
+def _in_each_step(options: FixMatchOptions, data: ClientData) -> Objective:
     """The objective on pseudo-labels that each step makes of its own batch; the steps report diagnostics."""
 
     def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
         label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
         accepted = batch.mask & thresholds.above(confidence, options.confidence, strict=options.strict)
         loss = _loss(options, outputs.strong, label, accepted, batch)
-        return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, shard, batch))
+        return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, data, batch))
 
-    return Objective(unlabeled, shard.unlabeled.mask, True, options.unlabeled_weight, options.unlabeled_batch_size)
+    return Objective(unlabeled, data.unlabeled.mask, True, options.unlabeled_weight, options.unlabeled_batch_size)
 
 
 def _loss(options: FixMatchOptions, strong: jax.Array, label: jax.Array, used: jax.Array, batch: Batch) -> UnlabeledLoss:

@@ -5,6 +5,7 @@ trains with sharpness-aware consistency regularization (SACR), and is averaged b
 fine-tunes on its labels. Defaults are the paper's; `released` marks the values of its code where the two differ.
 """
 
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 import jax
@@ -14,10 +15,10 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, dropout_key
+from fedjax_ssl.local import Broadcast, Gradients, Server, Setup, Task, Training, Weights, dropout_key
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, Shard
-from fedjax_ssl.metrics import Each, Mean, Sum, mean, num_bytes
+from fedjax_ssl.method import ClientData, ClientOutput, Method
+from fedjax_ssl.metrics import Mean, PerClient, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, ReadWhere, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
@@ -76,36 +77,42 @@ class Labeling(NamedTuple):
 def fl2(*, task: Task, client: Training, server: Server, options: FL2Options = FL2Options()) -> Method:
     """(FL)^2, Algorithm 1: adaptive pseudo-labels, sharpness-aware consistency, and weights by learning status."""
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
-        label_key, order_key, train_key = jax.random.split(key, 3)
-        mask = shard.unlabeled.mask
-        labeling = pseudo_label(task, options, shared.weights, shard, label_key)
-        gradient = client_gradient(task, options, shard, labeling)
-        schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
-        by_status = options.aggregation == "lsaa"  # weights 1 - tau_k, before they are normalized (Eq. 15)
-        weight = jnp.maximum(1.0 - labeling.tau, MIN_WEIGHT) if by_status else 1.0
-        weight = jnp.where(shard.unlabeled.count > 0, weight, 0.0)
-        output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
-        sent = (output.update, labeling.tau) if by_status else output.update
-        threshold = labeling.tau if options.threshold == "cat" else options.confidence
-        metrics = {
-            **output.metrics,
-            **pseudo_labels.diagnostics(labeling.label, shard.true_labels, labeling.accepted, mask),
-            "client/mask_rate": mean(labeling.accepted, mask),
-            "client/threshold": mean(threshold, shard.unlabeled.count > 0),
-            "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
-            **pseudo_labels.examples(labeling.label, labeling.accepted, labeling.confidence),
-            "client/class_thresholds": Each(labeling.per_class),
-        }
-        return output._replace(metrics=metrics)
-
-    return local.averaging_method(task, client, server, client_update, views=("weak", "strong"))
+    update = partial(client_update, Setup(task, client, server, options))
+    return local.averaging_method(task, client, server, update, views=("weak", "strong"))
 
 
-def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard, key: jax.Array) -> Labeling:
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: it labels its images, trains on those that it accepts, and is weighted by its learning status."""
+    task, client, _, options = setup
+    label_key, order_key, train_key = jax.random.split(key, 3)
+    mask = data.unlabeled.mask
+    labeling = pseudo_label(task, options, shared.weights, data, label_key)
+    gradient = client_gradient(task, options, data, labeling)
+    schedule = client.schedule(order_key, local.trainable(labeling.accepted, mask, options.batches))
+    by_status = options.aggregation == "lsaa"  # weights 1 - tau_k, before they are normalized (Eq. 15)
+    weight = jnp.maximum(1.0 - labeling.tau, MIN_WEIGHT) if by_status else 1.0
+    weight = jnp.where(data.unlabeled.count > 0, weight, 0.0)
+    output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
+    sent = (output.update, labeling.tau) if by_status else output.update
+    threshold = labeling.tau if options.threshold == "cat" else options.confidence
+    metrics = {
+        **output.metrics,
+        **pseudo_labels.diagnostics(labeling.label, data.true_labels, labeling.accepted, mask),
+        "client/mask_rate": mean(labeling.accepted, mask),
+        "client/threshold": mean(threshold, data.unlabeled.count > 0),
+        "comm/bytes_up": Sum(jnp.int32(num_bytes(sent))),
+        **pseudo_labels.examples(labeling.label, labeling.accepted, labeling.confidence),
+        "client/class_thresholds": PerClient(labeling.per_class),
+    }
+    return output._replace(metrics=metrics)
+
+
+def pseudo_label(task: Task, options: FL2Options, weights: Weights, data: ClientData, key: jax.Array) -> Labeling:
     """Pseudo-labels of one weak view of each of a client's images, and which of them are accepted (Eqs. 7-11)."""
-    mask = shard.unlabeled.mask
-    probs = local.class_probabilities(task, weights, shard.unlabeled, key)
+    mask = data.unlabeled.mask
+    probs = local.class_probabilities(task, weights, data.unlabeled, key)
     label, confidence = pseudo_labels.harden(probs)
     adaptive = thresholds.client_adaptive(probs, mask)
     confident = mask & thresholds.above(confidence, options.confidence, strict=options.strict)
@@ -117,15 +124,15 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, shard: Shard
         "confident": confident,
         "confident_accepted": confident & accepted,
         "accepted": accepted,
-        "correct": accepted & (label == shard.true_labels),
+        "correct": accepted & (label == data.true_labels),
     }[options.consistency_on]
     if options.pseudo_labels == "true":  # the same examples are accepted, except those whose label is not known
-        label, known = shard.true_labels, shard.true_labels >= 0
+        label, known = data.true_labels, data.true_labels >= 0
         accepted, consistent = accepted & known, consistent & known
     return Labeling(label, accepted, consistent, adaptive.tau, confidence, per_class)
 
 
-def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Labeling) -> GradientFn:
+def client_gradient(task: Task, options: FL2Options, data: ClientData, labeling: Labeling) -> GradientFn:
     """The gradient of a local step on strong views: L_a alone (Eq. 10), or with SACR (Eq. 14)."""
 
     def perturb(params: PyTree, grad: PyTree) -> PyTree:
@@ -134,7 +141,7 @@ def client_gradient(task: Task, options: FL2Options, shard: Shard, labeling: Lab
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         at = batch.positions
-        views = task.views.strong(key, shard.unlabeled.take(at))
+        views = task.views.strong(key, data.unlabeled.take(at))
         accepted, consistent = labeling.accepted[at] & batch.mask, labeling.consistent[at] & batch.mask
         if options.consistency == "none":
             return local.cross_entropy_gradients(task, weights, views, labeling.label[at], accepted, batch.mask, key)

@@ -8,6 +8,7 @@ Where the paper is silent the choices are those of its released code: mixtures a
 with replacement, and a client without a confident image is left out of the average.
 """
 
+from functools import partial
 from typing import Annotated, Literal, Self
 
 import jax
@@ -19,11 +20,11 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.local import Broadcast, Gradients, Server, Task, Training, Weights, semi_supervised, substream
+from fedjax_ssl.local import Broadcast, Gradients, Server, Setup, Task, Training, Weights, semi_supervised, substream
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, Shard
+from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import ClientMetrics, Mean, mean
-from fedjax_ssl.options import Fraction, Options, Rate, ReadWhere
+from fedjax_ssl.options import LABELS_BY, Fraction, Options, PseudoLabels, Rate, ReadWhere
 from fedjax_ssl.ssl import mixup, pseudo_labels
 
 
@@ -31,9 +32,7 @@ class SemiFLOptions(Options):
     """SemiFL's own settings."""
 
     confidence: Fraction = Field(default=0.95, description="Tau, the smallest confidence of a pseudo-label that is trained on.")
-    pseudo_labels: Literal["global", "batch"] = Field(
-        default="global", description="Once a round by the `global` model, or (needs mix=none) per `batch` by the local one."
-    )
+    pseudo_labels: PseudoLabels = LABELS_BY
     mix: Literal["mixup", "none"] = Field(default="mixup", description="Train on mixtures as well, or on the fix set alone.")
     mixup_alpha: Annotated[Rate, ReadWhere(mix=("mixup",))] = Field(
         default=0.75, description="The mixing ratio of a batch is drawn from Beta(a, a) with this a."
@@ -41,38 +40,44 @@ class SemiFLOptions(Options):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        if self.pseudo_labels == "batch" and self.mix != "none":
-            raise ValueError(f"method.mix: got {self.mix!r} with method.pseudo_labels=batch, accepted: none")
+        if self.pseudo_labels == "local" and self.mix != "none":
+            raise ValueError(f"method.mix: got {self.mix!r} with method.pseudo_labels=local, accepted: none")
         return self
 
 
 def semifl(*, task: Task, client: Training, server: Server, options: SemiFLOptions = SemiFLOptions()) -> Method:
     """SemiFL: pseudo-labels by the global model, mixup at the clients, and fine-tuning at the server.
 
-    With `pseudo_labels=batch` and `server.training=parallel` it is the paper's FedAvg + FixMatch.
+    With `pseudo_labels=local` and `server.training.when=parallel` it is the paper's FedAvg + FixMatch.
     """
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
-        label_key, order_key, train_key = jax.random.split(key, 3)
-        drawn = shard.unlabeled.mask
-        metrics: ClientMetrics = {}
-        if options.pseudo_labels == "batch":
-            gradient = batch_gradient(task, options, shard)
-        else:
-            probs = local.class_probabilities(task, shared.weights, shard.unlabeled, label_key)
-            label, confidence = pseudo_labels.harden(probs)
-            accepted = drawn & (confidence >= options.confidence)
-            metrics = {
-                **pseudo_labels.diagnostics(label, shard.true_labels, accepted, drawn),
-                "client/mask_rate": mean(accepted, drawn),
-                **pseudo_labels.examples(label, accepted, confidence),
-            }
-            gradient, drawn = fix_gradient(task, options, shard.unlabeled, label), accepted
-        schedule, weight = client.schedule(order_key, drawn), jnp.where(jnp.any(drawn), 1.0, 0.0)
-        output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
-        return output._replace(metrics={**metrics, **output.metrics})
+    update = partial(client_update, Setup(task, client, server, options))
+    return local.averaging_method(task, client, server, update, views=("weak", "strong"))
 
-    return local.averaging_method(task, client, server, client_update, views=("weak", "strong"))
+
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round: it labels its images, unless each step does, and trains on the confident ones."""
+    task, client, _, options = setup
+    label_key, order_key, train_key = jax.random.split(key, 3)
+    drawn = data.unlabeled.mask
+    metrics: ClientMetrics = {}
+    if options.pseudo_labels == "local":
+        gradient = batch_gradient(task, options, data)
+    else:
+        probs = local.class_probabilities(task, shared.weights, data.unlabeled, label_key)
+        label, confidence = pseudo_labels.harden(probs)
+        accepted = drawn & (confidence >= options.confidence)
+        metrics = {
+            **pseudo_labels.diagnostics(label, data.true_labels, accepted, drawn),
+            "client/mask_rate": mean(accepted, drawn),
+            **pseudo_labels.examples(label, accepted, confidence),
+        }
+        gradient, drawn = fix_gradient(task, options, data.unlabeled, label), accepted
+    schedule, weight = client.schedule(order_key, drawn), jnp.where(jnp.any(drawn), 1.0, 0.0)
+    output = local.train_client(task, client, gradient, schedule, shared, optimizer, weight=weight, key=train_key)
+    return output._replace(metrics={**metrics, **output.metrics})
 
 
 def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label: jax.Array) -> GradientFn:
@@ -112,20 +117,20 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
     return gradient
 
 
-def batch_gradient(task: Task, options: SemiFLOptions, shard: Shard) -> GradientFn:
+def batch_gradient(task: Task, options: SemiFLOptions, data: ClientData) -> GradientFn:
     """The gradient of a local step on the examples of a batch that the local model labels, by weak views, with confidence.
 
     As in the released code, they alone are part of the training forward pass, and a batch without any is no step.
     """
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
-        images = shard.unlabeled.take(batch.positions)
+        images = data.unlabeled.take(batch.positions)
         logits = task.eval_logits(weights, task.views.weak(substream(key, "label"), images), batch.mask)
         label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
         accepted = batch.mask & (confidence >= options.confidence)
         views = task.views.strong(key, images)
         gradients = local.cross_entropy_gradients(task, weights, views, label, accepted, accepted, key)
-        metrics = semi_supervised.step_metrics(label, accepted, shard, batch)
+        metrics = semi_supervised.step_metrics(label, accepted, data, batch)
         return gradients._replace(metrics={**gradients.metrics, **metrics}, taken=jnp.any(accepted))
 
     return gradient

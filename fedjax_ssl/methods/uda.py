@@ -1,11 +1,11 @@
 """UDA, unsupervised data augmentation (Xie et al. 2020), with FedAvg or FedProx.
 
 With labels at the clients a step takes a labeled and an unlabeled batch. With labels at the server the clients learn from
-consistency alone, and the server fine-tunes. Loss, temperature and threshold are those of the released code for CIFAR-10.
+consistency alone, and the server fine-tunes. Loss, temperature and threshold are those of the released code for CIFAR-10. The
+annealing of labeled examples (TSA) is left out.
 """
 
 from functools import partial
-from typing import Literal
 
 import jax
 from pydantic import Field
@@ -13,14 +13,12 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.local import Broadcast, Server, Task, Training, semi_supervised
-from fedjax_ssl.local.objectives import Selection
+from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
-from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import ClientOutput, Method, ServerData, Shard
+from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
-from fedjax_ssl.ssl import losses, pseudo_labels, tsa
+from fedjax_ssl.ssl import losses, pseudo_labels
 
 
 class UDAOptions(LabeledRepeats):
@@ -30,9 +28,6 @@ class UDAOptions(LabeledRepeats):
     confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
     unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
     unlabeled_batch_size: Size = Field(default=0, description="Unlabeled batch size B_u; 0: `client.batch_size`.")
-    tsa: Literal["none", "linear", "log", "exp"] = Field(
-        default="none", description="How the confidence rises above which a labeled example is left out (annealing)."
-    )
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:
@@ -42,26 +37,23 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
 
     Both views pass through the weights of the step, the weak one without gradient. B_u counts the batch's real examples.
     """
+    update = partial(client_update, Setup(task, client, server, options))
+    return local.averaging_method(task, client, server, update, labels_at=("server", "clients"))
 
-    def selection(round: jax.Array, rounds: jax.Array | int) -> Selection | None:
-        if options.tsa == "none":
-            return None
-        return partial(tsa.selected, eta=tsa.threshold(options.tsa, round / rounds, task.num_classes))
 
-    def client_update(shared: Broadcast, _: PyTree, optimizer: PyTree, shard: Shard, key: jax.Array) -> ClientOutput:
-        def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
-            label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
-            used = batch.mask & (confidence > options.confidence)
-            kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
-            metrics = semi_supervised.step_metrics(label, used, shard, batch)
-            return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
+def client_update(
+    setup: Setup, shared: Broadcast, _: PyTree, optimizer: PyTree, data: ClientData, key: jax.Array
+) -> ClientOutput:
+    """One client's round of local training on labels and on consistency."""
+    task, client, _, options = setup
 
-        weight, size, selected = options.unlabeled_weight, options.unlabeled_batch_size, selection(shared.round, shared.rounds)
-        objective = Objective(unlabeled, shard.unlabeled.mask, True, weight, size, selected, options)
-        return semi_supervised.client_output(task, client, shared, optimizer, shard, objective, jax.random.split(key))
+    def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
+        label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
+        used = batch.mask & (confidence > options.confidence)
+        kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
+        metrics = semi_supervised.step_metrics(label, used, data, batch)
+        return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
 
-    def annealed(data: ServerData) -> GradientFn:
-        return local.supervised_gradient(task, data.labeled, selection=selection(data.round, data.rounds))
-
-    work = local.server_work(task, server, annealed)
-    return local.averaging_method(task, client, server, client_update, labels_at=("server", "clients"), work=work)
+    mask, weight, size = data.unlabeled.mask, options.unlabeled_weight, options.unlabeled_batch_size
+    objective = Objective(unlabeled, mask, weak=True, weight=weight, batch_size=size, repeats=options)
+    return semi_supervised.client_output(task, client, shared, optimizer, data, objective, jax.random.split(key))

@@ -302,7 +302,7 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
     `cpu` on another platform (as `jax.default_backend()` names it), where sums of products may be less precise.
     """
     if conv == "auto":
-        # Measured in benchmarks/README.md: five networks with `auto`; `cpu` beside `xla` for WRN-28-2 ("Measured once"). On an
+        # Measured in benchmarks/speed.md: five networks with `auto`; `cpu` beside `xla` for WRN-28-2 ("Measured once"). On an
         # H200, kernels vmapped, `xla` took 80 to 200 times as long as `gpu`, not autotuned; without vmap nobody compared them.
         return "cpu" if platform == "cpu" else "gpu" if platform == "gpu" and kernels_vmapped else "xla"
     if conv not in LOWERINGS:

@@ -33,7 +33,8 @@ def aware_of(mask: Mask | None, conv: str) -> nn.module.Interceptor:
         if isinstance(layer, nn.Dropout) and not layer.has_rng(layer.rng_collection):
             return args[0] if args else kwargs["inputs"]
         if isinstance(layer, nn.Conv) and conv != "xla" and layer.conv_general_dilated is None:
-            object.__setattr__(layer, "conv_general_dilated", functools.partial(conv_as, conv))  # modules are frozen
+            layer = layer.clone(parent=layer.scope, conv_general_dilated=functools.partial(conv_as, conv))
+            return layer(*args, **kwargs)
         return layer_call(*args, **kwargs)
 
     return intercept

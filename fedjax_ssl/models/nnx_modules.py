@@ -42,9 +42,16 @@ def from_nnx(factory: Any) -> type[nn.Module]:
 
 
 class _BatchNorm(nnx.BatchNorm):
-    """Batch norm that leaves out padded examples, those of `real` False, and stores the batch's statistics as they are."""
+    """Batch norm that leaves out padded examples, those of `real` False, and stores the batch's statistics as they are.
 
-    real: Mask | None
+    It has the variables of the `layer` that it replaces, and all its other public attributes.
+    """
+
+    def __init__(self, layer: nnx.BatchNorm, real: Mask | None) -> None:
+        for name, value in vars(layer).items():
+            if not name.startswith("_"):
+                setattr(self, name, value)
+        self.real = nnx.data(real)
 
     def __call__(self, x: Array, use_running_average: bool | None = None, **_: object) -> Array:
         train = not (self.use_running_average if use_running_average is None else use_running_average)
@@ -83,12 +90,16 @@ class _NNX(nn.Module):
         (model.train if train else model.eval)()
         if not drops:
             model.set_attributes(deterministic=True, raise_if_not_found=False)
-        for _, layer in nnx.iter_graph(model):
+        lowering = getattr(self.conv, "keywords", {}).get("lowering", "xla")  # `registry.build` gives a partial of Conv
+
+        def aware(_: object, layer: Any) -> Any:
             if isinstance(layer, nnx.BatchNorm):
-                layer.__class__, layer.real = _BatchNorm, nnx.data(mask)  # type: ignore[attr-defined]
-            elif isinstance(layer, nnx.Conv):
-                given = getattr(self.conv, "keywords", {})  # `registry.build` gives a partial of Conv
-                layer.conv_general_dilated = functools.partial(conv_as, given.get("lowering", "xla"))
+                return _BatchNorm(layer, mask)
+            if isinstance(layer, nnx.Conv):
+                layer.conv_general_dilated = functools.partial(conv_as, lowering)
+            return layer
+
+        model = nnx.recursive_map(aware, model)
         outputs = model(x, **({"train": train} if "train" in inspect.signature(model.__call__).parameters else {}))
         if train:
             self._store(batch_stats=nnx.state(model, nnx.BatchStat))

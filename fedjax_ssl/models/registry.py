@@ -89,10 +89,10 @@ def build(
     model = MODELS[name] if isinstance(name, str) else Model(_checked(name))
     if type(num_classes) is not int or num_classes < 1:
         raise ValueError(f"num_classes: got {num_classes!r}, accepted: a whole number >= 1")
-    own = dict(parse(model.options, options))
+    chosen = dict(parse(model.options, options))
     execution = {"conv": functools.partial(Conv, lowering=conv, dtype=dtype), "dtype": jnp.dtype(dtype)}
     given = {f.name: execution[f.name] for f in dataclasses.fields(model.module) if f.name in execution}
-    module = model.module(num_classes=num_classes, **given, **own)
+    module = model.module(num_classes=num_classes, **given, **chosen)
     return pure(module, num_classes=num_classes, conv=conv, dtype=dtype)
 
 

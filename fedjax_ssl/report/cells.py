@@ -171,11 +171,10 @@ def accuracies(results: Sequence[Result]) -> dict[tuple[str, str], str]:
     return found
 
 
-def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], columns: Sequence[str] = (), corner: str = "") -> Table:
-    """Rows by columns, as papers have them; `entries` are texts by row and column, `columns` those that are first."""
-    rows, found = (dict.fromkeys(place[axis] for place in entries) for axis in (0, 1))
-    columns = [*(one for one in columns if one in found), *(one for one in found if one not in columns)]
-    head = (corner, *(column or "accuracy, %" for column in columns))
+def grid(name: str, title: str, entries: Mapping[tuple[str, str], str]) -> Table:
+    """Rows by columns, as papers have them; `entries` are texts by row and column."""
+    rows, columns = (dict.fromkeys(place[axis] for place in entries) for axis in (0, 1))
+    head = ("", *(column or "accuracy, %" for column in columns))
     return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows))
 
 

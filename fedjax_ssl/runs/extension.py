@@ -75,8 +75,8 @@ def _schedules(experiment: Experiment) -> list[str]:
     """The learning-rate schedules in use that end with the last round."""
     settings = experiment.settings
     at_server = settings.data.labels_at == "server"
-    groups = {"client": experiment.method.requires.clients, "server": at_server}
-    found = {group: getattr(settings, group).optimizer.schedule for group, used in groups.items() if used}
+    groups = {"client": experiment.method.requires.clients, "server.training": at_server}
+    found = {group: settings.trainings[group].optimizer.schedule for group, used in groups.items() if used}
     return [f"{group}.optimizer.schedule={schedule}" for group, schedule in found.items() if schedule != "constant"]
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from jaxtyping import Float
 
-from fedjax_ssl.experiment.expansion import flattened
+from fedjax_ssl import moved
+from fedjax_ssl.experiment.expansion import current, flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import DamagedError, plain, read_json
 from fedjax_ssl.runs.log import complete_lines, read_row
@@ -138,7 +139,8 @@ def read(path: pathlib.Path, name: str) -> Run:
     """
     if not (path / CONFIG).is_file():
         raise ValueError(f"{CONFIG} is missing")
-    tree = read_object(path / CONFIG)
+    written = read_object(path / CONFIG)
+    tree, is_older = current(written), moved.is_older(flattened(written))
     own = flattened(tree)
     config = {key: value for key, value in _defaults().items() if not key.startswith(("method.", "model."))} | own
     rows, problems = read_rows(path / METRICS)
@@ -150,7 +152,8 @@ def read(path: pathlib.Path, name: str) -> Run:
         reason = diverged(path)
     except (ValueError, KeyError):
         reason = f"{DIVERGED} is damaged"
-    config = {key: value for key, value in config.items() if key not in noted.get("unread", ())}
+    unread = {moved.renamed(key, config["method.name"]) if is_older else key for key in noted.get("unread", ())}
+    config = {key: value for key, value in config.items() if key not in unread}
     command, data, dataset = noted.get("command", []), noted.get("data", ""), noted.get("dataset", "")
     return Run(path, name, tree, config, columns(rows), summary, command, data, dataset, reason, tuple(problems))
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
 from fedjax_ssl.experiment.divergence import REASON, DivergedError
-from fedjax_ssl.experiment.expansion import flattened, identity
+from fedjax_ssl.experiment.expansion import current, flattened, identity
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
@@ -93,7 +93,8 @@ def _check_kinds(workdir: pathlib.Path) -> None:
 
 def _check_config(path: pathlib.Path, config: Mapping[str, Any], dependence: Callable[[int], str] | None) -> None:
     """Raises ValueError where a folder's config is another experiment's; `dependence` as for `open_workdir`."""
-    there, here, defaults = (identity(flattened(plain(tree))) for tree in (read_json(path), config, Settings().to_dict()))
+    trees = current(read_json(path)), config, Settings().to_dict()
+    there, here, defaults = (identity(flattened(plain(tree))) for tree in trees)
     there = {key: value for key, value in defaults.items() if key in here} | there
     differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
     if differing == ["rounds"] and dependence is not None:

@@ -6,14 +6,14 @@ import jax.numpy as jnp
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.method import Cohort, DataSpec
 from fedjax_ssl.simulation import rng
-from fedjax_ssl.simulation.system import System, are_there
+from fedjax_ssl.simulation.system import System, are_available
 
 
 def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: System | None, data: FederatedData) -> Cohort:
     """The cohort of a round by the rules of `system`; None: `sample`.
 
     Weighted: without replacement, one after another with probabilities proportional to the number of examples among those
-    left, as the largest of log n_k + Gumbel noise. Where fewer than M can be drawn, the others of the M are not there.
+    left, as the largest of log n_k + Gumbel noise. Where fewer than M can be drawn, the others of the M are not available.
     """
     if system is None:
         return sample(key, round, spec, rounds)
@@ -21,15 +21,15 @@ def draw(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int, system: 
     windows = jax.tree.map(jnp.asarray, data.profiles.windows)
     if system.participation == "uniform":
         ids = sample(key, round, spec, rounds).ids
-        return Cohort(ids, round, rounds, are_there(system, jax.tree.map(lambda x: x[ids], windows), round, len(ids)))
-    there = are_there(system, windows, round, spec.num_clients)
-    scores = jax.random.gumbel(rng.round_key(key, "cohort", round), there.shape)
+        return Cohort(ids, round, rounds, are_available(system, jax.tree.map(lambda x: x[ids], windows), round, len(ids)))
+    available = are_available(system, windows, round, spec.num_clients)
+    scores = jax.random.gumbel(rng.round_key(key, "cohort", round), available.shape)
     if system.participation == "available":
-        scores = jnp.where(there, scores, -jnp.inf)
+        scores = jnp.where(available, scores, -jnp.inf)
     else:
         scores += jnp.log((data.labeled.count + data.unlabeled.count).astype(jnp.float32))
     chosen, ids = jax.lax.top_k(scores, spec.cohort_size)
-    return Cohort(ids, round, rounds, there[ids] & (chosen > -jnp.inf))
+    return Cohort(ids, round, rounds, available[ids] & (chosen > -jnp.inf))
 
 
 def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int) -> Cohort:

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.arrays import Key, PyTree, check_alike, shown
-from fedjax_ssl.method import Aggregate, ClientOutput, Cohort, DataSpec, Method, ServerData, Shard
-from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
+from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.options import one_line
 
 WORDS = {"aggregator": ("sum", "stack"), "labels_at": ("server", "clients"), "server_training": ("after", "parallel")}
@@ -57,20 +57,20 @@ def checked(method: Method, spec: DataSpec) -> Method:
 
     @wraps(method.broadcast)
     def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
-        shared, own = _pair("broadcast", _sent(method, server, clients, cohort), "(shared, own)")
-        _check_axis("broadcast: own", own, len(cohort.ids), "the cohort")
-        return shared, own
+        shared, per_client = _pair("broadcast", _sent(method, server, clients, cohort), "(shared, per_client)")
+        _check_axis("broadcast: per_client", per_client, len(cohort.ids), "the cohort")
+        return shared, per_client
 
     @wraps(method.client_update)
-    def client_update(shared: PyTree, own: PyTree, state: PyTree, shard: Shard, key: Key) -> ClientOutput:
-        output = method.client_update(shared, own, state, shard, key)
+    def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
+        output = method.client_update(shared, per_client, state, data, key)
         if not isinstance(output, ClientOutput):
             raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
-        _check_update(output.update, (shared, own))
+        _check_update(output.update, (shared, per_client))
         if jnp.shape(output.weight) != ():
             raise ValueError(f"client_update: weight: got {shown(output.weight)}, accepted: a scalar")
         check_alike("client_update: client_state", output.client_state, state, "the method's init gives it")
-        _check_metrics("client_update", output.metrics, (Mean, Sum, Each), ())
+        _check_metrics("client_update", output.metrics, (Mean, Sum, PerClient), ())
         return output
 
     def of_server(name: str, result: Any, server: PyTree) -> tuple[PyTree, Metrics]:
@@ -173,6 +173,6 @@ def _check_metrics(what: str, metrics: ClientMetrics, kinds: tuple[type, ...], a
         if not isinstance(metric, kinds):
             accepted = f"metrics.mean(values, mask), or {', '.join(kind.__name__ for kind in kinds)}"
             raise ValueError(f"{what}: metric {name!r}: got {type(metric).__name__}, accepted: {accepted}")
-        if not isinstance(metric, Each) and any(jnp.shape(part) not in ((), axis) for part in metric):
+        if not isinstance(metric, PerClient) and any(jnp.shape(part) not in ((), axis) for part in metric):
             several = f", or arrays {list(axis)} of the cohort's clients" if axis else ""
             raise ValueError(f"{what}: metric {name!r}: got {', '.join(map(shown, metric))}, accepted: scalars{several}")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local.marks import BACKWARD, FORWARD, STEP
+from fedjax_ssl.local.counters import BACKWARD, FORWARD, STEP
 from fedjax_ssl.metrics import Sum, whole
 
 Value = jax.typing.ArrayLike  # of a program's variable
@@ -108,7 +108,7 @@ def _run_equation(eqn: JaxprEqn, inputs: list[Value], left: Left) -> tuple[list[
         outputs = eqn.primitive.bind(*subfuns, *inputs, **params)
         return list(outputs) if eqn.primitive.multiple_results else [outputs], Passes(), left
     if eqn.primitive.name in _LOOPS_AND_BRANCHES:
-        return _LOOPS_AND_BRANCHES[eqn.primitive.name](eqn.params, inputs, left)
+        return _LOOPS_AND_BRANCHES[eqn.primitive.name](eqn, inputs, left)
     (inner,) = _inner(eqn)  # a call: of a jitted function, or of one with a derivative of its own
     return _run(inner.jaxpr, inner.consts, inputs, left)
 
@@ -153,13 +153,13 @@ def _is_step(body: ClosedJaxpr) -> bool:
     return any(eqn.primitive.name == "name" and eqn.params["name"] == STEP for eqn in body.jaxpr.eqns)
 
 
-def _scan(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
-    body = params["jaxpr"]
-    if "ft_in" in params:  # from JAX 0.12 on
-        consts, carry, xs = map(list, params["ft_in"].update(inputs).unpack())
-    else:
-        ends = params["num_consts"], params["num_consts"] + params["num_carry"]
-        consts, carry, xs = inputs[: ends[0]], inputs[ends[0] : ends[1]], inputs[ends[1] :]
+def _scan(eqn: JaxprEqn, inputs: list[Value], left: Left) -> Carry:
+    params, body = eqn.params, eqn.params["jaxpr"]
+    # Inputs are constants, carry and slices, outputs carry and slices; outside of the body, slices have an axis more.
+    num_carry = _same_rank(body.jaxpr.outvars, eqn.outvars)
+    num_unsliced = _same_rank(body.jaxpr.invars, eqn.invars)
+    consts, carry = inputs[: num_unsliced - num_carry], inputs[num_unsliced - num_carry : num_unsliced]
+    xs = inputs[num_unsliced:]
 
     def step(carry: Carry, xs: list[Value]) -> tuple[Carry, list[Value]]:
         return _iteration(body, consts, carry, xs)
@@ -170,7 +170,13 @@ def _scan(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
     return [*carry, *ys], total, left
 
 
-def _while(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
+def _same_rank(inner: Sequence[Any], outer: Sequence[Any]) -> int:
+    """How many variables have as many axes inside of a loop's body as outside."""
+    return sum(x.aval.ndim == y.aval.ndim for x, y in zip(inner, outer, strict=True))
+
+
+def _while(eqn: JaxprEqn, inputs: list[Value], left: Left) -> Carry:
+    params = eqn.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     first = params["cond_nconsts"]
     second = first + params["body_nconsts"]
@@ -185,13 +191,13 @@ def _while(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
     return jax.lax.while_loop(goes_on, step, (inputs[second:], Passes().arrays(), left))
 
 
-def _cond(params: dict[str, Any], inputs: list[Value], left: Left) -> Carry:
+def _cond(eqn: JaxprEqn, inputs: list[Value], left: Left) -> Carry:
     def branch(program: ClosedJaxpr, left: Left, *args: Value) -> Carry:
         outputs, passes, left = _run(program.jaxpr, program.consts, args, left)
         return outputs, passes.arrays(), left
 
     index, *args = inputs
-    return jax.lax.switch(index, [functools.partial(branch, program) for program in params["branches"]], left, *args)
+    return jax.lax.switch(index, [functools.partial(branch, program) for program in eqn.params["branches"]], left, *args)
 
 
 _LOOPS_AND_BRANCHES = {"scan": _scan, "while": _while, "cond": _cond}

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.method import Aggregate, ClientOutput, averaged, summed
-from fedjax_ssl.metrics import ClientMetrics, Each
+from fedjax_ssl.metrics import ClientMetrics, PerClient
 
 RUNS, CLIENTS = "runs", "clients"  # the mesh's axes: runs at the same time, and the devices that share the clients of each
 
@@ -126,7 +126,7 @@ def compared(stacked: ClientOutput, mean: PyTree, parameters: Callable[[PyTree],
     lengths = norm * optax.tree.norm(mean)
     cosine = jax.vmap(optax.tree.vdot, (0, None))(changes, mean) / jnp.where(lengths > 0, lengths, jnp.nan)
     found = {"client/weight": stacked.weight, "client/update_norm": norm, "client/cosine": cosine}
-    return stacked._replace(metrics={**stacked.metrics, **{name: Each(value) for name, value in found.items()}})
+    return stacked._replace(metrics={**stacked.metrics, **{name: PerClient(value) for name, value in found.items()}})
 
 
 def deal(size: int, chunk: int, devices: int) -> np.ndarray:

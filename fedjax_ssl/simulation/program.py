@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from fedjax_ssl.arrays import PyTree
-from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.forward_passes import forward_batches_of
 from fedjax_ssl.simulation.execution import Execution
 
 ON_CPU: dict[str, str | bool] = {
@@ -35,7 +35,7 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
 class Program:
     """A function that is compiled at its first call and never traced again: other shapes or placements are an error."""
 
-    def __init__(self, function: Callable, execution: Execution, **jit_options: Any) -> None:
+    def __init__(self, function: Callable[..., PyTree], execution: Execution, **jit_options: Any) -> None:
         self._jitted = jax.jit(function, **jit_options)
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None

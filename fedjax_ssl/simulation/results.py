@@ -11,7 +11,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool
 from fedjax_ssl.method import Cohort, Method
-from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum, mean, reduce, values
+from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum, mean, reduce, values
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.round import FAULT, reason
 from fedjax_ssl.ssl import losses
@@ -55,7 +55,7 @@ def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]
             total, weight = np.asarray(metric.total), np.asarray(metric.weight)
             columns[name] = np.divide(total, weight, out=np.full(total.shape, np.nan, np.float32), where=weight != 0)
         else:
-            columns[name] = np.asarray(metric.value if isinstance(metric, Each) else values(metric))
+            columns[name] = np.asarray(metric.value if isinstance(metric, PerClient) else values(metric))
     weights = columns["client/weight"].astype(np.float64)
     columns["client/weight"] = (weights / (weights.sum() or 1.0)).astype(np.float32)
     return columns

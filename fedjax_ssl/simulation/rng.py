@@ -5,7 +5,9 @@ So a client draws the same numbers whoever else takes part, on whatever device, 
 
 import jax
 
-from fedjax_ssl.local.task import substream as stream  # of a run's key: init, prepare, cohort, client, dropout, server
+from fedjax_ssl.local.task import substream
+
+stream = substream  # of a run's key: init, prepare, cohort, client, dropout, server
 
 
 def round_key(key: jax.Array, name: str, round: jax.Array) -> jax.Array:

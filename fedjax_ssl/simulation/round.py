@@ -1,7 +1,7 @@
 """One federated round of one run, as a pure function.
 
 cohort                     = sample(round)
-shared, own                = broadcast(server, clients, cohort)
+shared, per_client         = broadcast(server, clients, cohort)
 aggregate, states, metrics = client_update, over the cohort
 server                     = server_update(server, aggregate)
 """
@@ -16,8 +16,8 @@ import optax
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
-from fedjax_ssl.method import ClientOutput, Cohort, Method, ServerData, Shard
-from fedjax_ssl.metrics import ClientMetrics, Each, Mean, Metrics, Sum
+from fedjax_ssl.method import ClientData, ClientOutput, Cohort, Method, ServerData
+from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.contract import check_names
 from fedjax_ssl.simulation.costs import with_passes
@@ -44,7 +44,7 @@ class RoundData(NamedTuple):
     """The data that one round reads: the images once, and Examples without them (`Examples.images` is None)."""
 
     images: Array  # uint8 [N, H, W, ch]: the training pool, or the round's own images where the pool stays on the host
-    clients: Shard  # with leading axis M
+    clients: ClientData  # with leading axis M
     server: ServerData
     profiles: PyTree = None  # of the clients' devices, with leading axis M, where they are uneven
 
@@ -52,9 +52,9 @@ class RoundData(NamedTuple):
 class ClientInputs(NamedTuple):
     """What differs from client to client, with leading axis M: its broadcast, state, data and PRNG key."""
 
-    own: PyTree
+    per_client: PyTree
     state: PyTree
-    rows: Shard
+    rows: ClientData
     key: jax.Array
     slot: PyTree = None  # an UnevenClient, where clients are uneven
 
@@ -66,7 +66,7 @@ class Round(NamedTuple):
     cohort: Cohort
     data: RoundData
     state: RunState  # the state before the round; its `clients` are the cohort's alone, with leading axis M
-    message: tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, own)
+    message: tuple[PyTree, PyTree]  # what `Method.broadcast` returns: (shared, per_client)
     system: System | None = None  # None: all clients take part and need no time
 
     @property
@@ -82,8 +82,10 @@ class Round(NamedTuple):
         if self.system is None:
             return inputs
         slot = slots(self.system, self.state.key, self.cohort, self.data.profiles)
-        works, (labeled, unlabeled, true_labels) = slot.there & slot.stays, inputs.rows
-        return inputs._replace(slot=slot, rows=Shard(restricted(labeled, works), restricted(unlabeled, works), true_labels))
+        works, (labeled, unlabeled, true_labels) = slot.available & slot.stays, inputs.rows
+        return inputs._replace(
+            slot=slot, rows=ClientData(restricted(labeled, works), restricted(unlabeled, works), true_labels)
+        )
 
 
 def assemble(
@@ -103,7 +105,7 @@ def assemble(
 def run_client(method: Method, shared: tuple[PyTree, jax.Array], inputs: ClientInputs) -> ClientOutput:
     """What one client returns; `shared` is a Round's, `inputs` its own of a Round's."""
     message, images = shared
-    return method.client_update(message, inputs.own, inputs.state, attach(inputs.rows, images), inputs.key)
+    return method.client_update(message, inputs.per_client, inputs.state, attach(inputs.rows, images), inputs.key)
 
 
 def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundData:
@@ -112,12 +114,12 @@ def gather(data: FederatedData, cohort: Cohort, next_cohort: Cohort) -> RoundDat
     unlabeled, pooled = _rows(data.unlabeled, cohort.ids, None), _rows(data.pooled, 0, None)
     return RoundData(
         images=data.train.images,
-        clients=Shard(_rows(data.labeled, cohort.ids, labels), unlabeled, labels[unlabeled.index]),
+        clients=ClientData(_rows(data.labeled, cohort.ids, labels), unlabeled, labels[unlabeled.index]),
         server=ServerData(
             labeled=_rows(data.server, 0, labels),
             unlabeled=pooled,
             true_labels=labels[pooled.index],
-            next_cohort=restricted(_rows(data.client_data, next_cohort.ids, None), next_cohort.there),
+            next_cohort=restricted(_rows(data.client_data, next_cohort.ids, None), next_cohort.available),
             round=cohort.round,
             rounds=cohort.rounds,
         ),
@@ -192,7 +194,7 @@ def run_round(
         del metrics["client/participants"]
     if system is not None and system.is_timed:
         waited = metrics.pop(SECONDS)[0]
-        metrics |= {"sim/seconds": Sum(jnp.max(waited)), **({"client/seconds": Each(waited)} if record else {})}
+        metrics |= {"sim/seconds": Sum(jnp.max(waited)), **({"client/seconds": PerClient(waited)} if record else {})}
     new = RunState(server, output.client_states, state.round + 1, state.key)
     if stop:
         is_sound = jnp.all(output.metrics[FAULT][0] == 0)
@@ -200,9 +202,9 @@ def run_round(
     return new, metrics
 
 
-def _of_senders(name: str, metric: Mean | Sum | Each, sent: jax.Array) -> Mean | Sum | Each:
+def _of_senders(name: str, metric: Mean | Sum | PerClient, sent: jax.Array) -> Mean | Sum | PerClient:
     """A metric [M] of uploads without the clients that sent nothing; any other one as it is."""
-    if not name.startswith(UPLOAD) or isinstance(metric, Each) or metric[0].ndim == 0:
+    if not name.startswith(UPLOAD) or isinstance(metric, PerClient) or metric[0].ndim == 0:
         return metric
     return jax.tree.map(lambda x: jnp.where(sent > 0, x, 0), metric)
 
@@ -216,7 +218,7 @@ def reason(fault: int) -> str:
 
 def unrecorded(metrics: ClientMetrics) -> dict[str, Mean | Sum]:
     """A client's metrics that are added up."""
-    return {name: metric for name, metric in metrics.items() if not isinstance(metric, Each)}
+    return {name: metric for name, metric in metrics.items() if not isinstance(metric, PerClient)}
 
 
 def recorded(metrics: ClientMetrics) -> ClientMetrics:
@@ -228,7 +230,7 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round if it returns NaN, infinity or a negative weight.
 
     Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. Its
-    recorded values (`Each`) become NaN; one that is not finite leaves no client out. A client whose own weight is 0 sends
+    recorded values (`PerClient`) become NaN; one that is not finite leaves no client out. A client whose own weight is 0 sends
     nothing; all else stays as it says.
     """
     faults = (
@@ -242,13 +244,13 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     sound = fault == 0
 
     result = result_where(sound, output, old_state, lambda _, total: jnp.where(jnp.isfinite(total), total, 0))
-    own = {
+    added = {
         "client/non_finite": Sum((~sound).astype(jnp.int32)),
         "client/participants": Sum((result.weight > 0).astype(jnp.int32)),
         FAULT: Sum(fault),
         SENT: Sum((output.weight != 0).astype(jnp.int32)),
     }
-    return result._replace(metrics={**result.metrics, **own})
+    return result._replace(metrics={**result.metrics, **added})
 
 
 def _all_finite(tree: PyTree) -> jax.Array:

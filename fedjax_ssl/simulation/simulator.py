@@ -112,15 +112,21 @@ class Simulator:
         return initialize, of_rounds, recorded, self._program(evaluation, execution, [each, each], shared, each)
 
     def _program(
-        self, function: Callable, execution: Execution, own: list[PyTree], shared: list[PyTree], results: PyTree, **options: Any
+        self,
+        function: Callable[..., PyTree],
+        execution: Execution,
+        per_run: list[PyTree],
+        shared: list[PyTree],
+        results: PyTree,
+        **options: Any,
     ) -> Program:
-        """`function(*own, *shared)` of one run, for all runs and devices; `own` are specs of each run's arguments."""
+        """`function(*per_run, *shared)` of one run, for all runs and devices; `per_run` are specs of each run's arguments."""
         several, mesh, where = self._several, self._mesh, self._placed(results)
 
         def local(*args: PyTree) -> PyTree:
             if not several:
                 return function(*args)
-            of_runs, of_all = args[: len(own)], args[len(own) :]
+            of_runs, of_all = args[: len(per_run)], args[len(per_run) :]
             if execution.vmap_runs:
                 return jax.vmap(lambda *one: function(*one, *of_all))(*of_runs)
             return jax.lax.map(lambda one: function(*one, *of_all), of_runs)
@@ -128,7 +134,7 @@ class Simulator:
         local.__name__ = function.__name__  # the program's, in profiles and caches
         if mesh is not None:
             # The replication check would ask every method to mark the constants of its loops as varying over devices.
-            local = jax.shard_map(local, mesh=mesh, in_specs=(*own, *shared), out_specs=results, check_vma=False)
+            local = jax.shard_map(local, mesh=mesh, in_specs=(*per_run, *shared), out_specs=results, check_vma=False)
         return Program(local, execution, out_shardings=where, **options)
 
     @property

@@ -19,7 +19,7 @@ import numpy as np
 from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data.profiles import Profiles
 from fedjax_ssl.method import ClientOutput, Cohort
-from fedjax_ssl.metrics import Each, Mean, Sum, num_bytes
+from fedjax_ssl.metrics import Mean, PerClient, Sum, num_bytes
 from fedjax_ssl.simulation import rng
 from fedjax_ssl.simulation.costs import Passes
 
@@ -43,11 +43,11 @@ class UnevenClient(NamedTuple):
     """One client of a cohort, or with leading axis M all of them."""
 
     profile: Profiles
-    there: jax.Array  # whether it can be reached
+    available: jax.Array  # whether it can be reached
     stays: jax.Array  # whether it does not drop out
 
 
-def are_there(system: System, windows: jax.Array | None, round: jax.Array, size: int) -> jax.Array:
+def are_available(system: System, windows: jax.Array | None, round: jax.Array, size: int) -> jax.Array:
     """Which of `size` clients with windows [size, I, 2] can be reached in a round (int32 scalar, from 0): bool [size]."""
     if windows is None:
         return jnp.ones(size, bool)
@@ -70,8 +70,8 @@ def time_of_day(system: System, round: jax.Array) -> jax.Array:
 def slots(system: System, key: jax.Array, cohort: Cohort, profiles: Profiles) -> UnevenClient:
     """The cohort's clients in a round, with leading axis M; `key` is the run's root key."""
     keys = rng.client_keys(key, cohort.round, cohort.ids, "dropout")
-    assert cohort.there is not None  # `cohort.draw` says who is
-    return UnevenClient(profiles, cohort.there, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
+    assert cohort.available is not None  # `cohort.draw` says who is
+    return UnevenClient(profiles, cohort.available, jax.vmap(jax.random.uniform)(keys) >= system.dropout)
 
 
 def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Number) -> jax.Array:
@@ -101,16 +101,19 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     """
     down, up = transfers(output)
     spent = seconds(slot.profile, down, passes, up)
-    works = slot.there & slot.stays
+    works = slot.available & slot.stays
     arrives = works & (spent <= system.deadline_s * (1 + ROUNDING))
 
-    asked = slot.there | (system.participation != "available")
+    asked = slot.available | (system.participation != "available")
     waited = jnp.where(arrives, spent, jnp.where(asked & math.isfinite(system.deadline_s), system.deadline_s, 0.0))
-    reached = {name: slot.there if name == "comm/bytes_down" else works for name in output.metrics}
+    reached = {name: slot.available if name == "comm/bytes_down" else works for name in output.metrics}
     result = result_where(arrives, output, old_state, lambda name, part: jnp.where(reached[name], part, 0))
-    own = {"sim/dropped": Sum((slot.there & ~arrives).astype(jnp.int32)), "sim/absent": Sum((~slot.there).astype(jnp.int32))}
-    own |= {SECONDS: Sum(waited)} if system.is_timed else {}
-    return result._replace(metrics={**result.metrics, **own})
+    added = {
+        "sim/dropped": Sum((slot.available & ~arrives).astype(jnp.int32)),
+        "sim/absent": Sum((~slot.available).astype(jnp.int32)),
+    }
+    added |= {SECONDS: Sum(waited)} if system.is_timed else {}
+    return result._replace(metrics={**result.metrics, **added})
 
 
 def result_where(
@@ -125,9 +128,9 @@ def result_where(
     def where(new: jax.Array, old: PyTree = 0) -> jax.Array:
         return jnp.where(counts, new, old).astype(new.dtype)
 
-    def of(name: str, metric: Mean | Sum | Each) -> Mean | Sum | Each:
-        if isinstance(metric, Each):
-            return Each(where(metric.value, jnp.nan))
+    def of(name: str, metric: Mean | Sum | PerClient) -> Mean | Sum | PerClient:
+        if isinstance(metric, PerClient):
+            return PerClient(where(metric.value, jnp.nan))
         if isinstance(metric, Mean):
             return Mean(*map(where, metric))
         return Sum(*(total(name, part).astype(part.dtype) for part in metric))

@@ -33,7 +33,12 @@ def nearest(embeddings: Float[Array, "K E"], seen: Bool[Array, " K"], ids: Int[A
 
 
 def label(logits: Logits, helper_logits: Float[Array, "H B C"], available: Bool[Array, " H"]) -> Int32[Array, " B"]:
-    """Agreement-based pseudo-labels: the client and its available helpers vote for a class; the lowest class wins a tie."""
+    """Agreement-based pseudo-labels: the client and its available helpers vote for a class; the lowest class wins a tie.
+
+    >>> client, helpers = jnp.array([[0.0, 2.0]]), jnp.array([[[1.0, 0.0]], [[3.0, 0.0]]])
+    >>> label(client, helpers, jnp.array([True, True])).tolist(), label(client, helpers, jnp.array([False, False])).tolist()
+    ([0], [1])
+    """
     chex.assert_rank([logits, helper_logits, available], [2, 3, 1])
     votes = jax.nn.one_hot(jnp.argmax(helper_logits, axis=-1), logits.shape[-1], dtype=jnp.int32)
     votes = jnp.sum(jnp.where(available[:, None, None], votes, 0), axis=0)

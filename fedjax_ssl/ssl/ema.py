@@ -17,7 +17,11 @@ def update(average: Params, new: Params, decay: Number) -> Params:
 
 
 def warm_decay(step: Array, largest: Number) -> Float32[Array, ""]:
-    """A decay that grows with the number of updates so far, min(1 - 1 / (step + 1), largest) (FedSiam's alpha)."""
+    """A decay that grows with the number of updates so far, min(1 - 1 / (step + 1), largest) (FedSiam's alpha).
+
+    >>> [float(warm_decay(jnp.array(step), 0.875)) for step in (0, 1, 3, 100)]
+    [0.0, 0.5, 0.75, 0.875]
+    """
     return jnp.minimum(1.0 - 1.0 / (step.astype(jnp.float32) + 1.0), largest)
 
 
@@ -31,6 +35,9 @@ def ramp_up(time: Number, length: float) -> Float32[Array, ""]:
     """A weight that grows to 1, exp(-5 (1 - min(time, length) / length)^2) (Laine and Aila 2017; FedSiam's beta_k).
 
     `time` >= 0 and `length` > 0 have the same unit: local epochs in FedSiam, rounds in FedCon.
+
+    >>> [round(float(ramp_up(time, 10)), 3) for time in (0, 5, 10, 20)]
+    [0.007, 0.287, 1.0, 1.0]
     """
     progress = jnp.minimum(jnp.asarray(time, jnp.float32), length) / length
     return jnp.exp(-5.0 * jnp.square(1.0 - progress))

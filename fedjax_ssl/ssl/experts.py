@@ -23,7 +23,11 @@ class Decision(NamedTuple):
 
 
 def variance(probs: Probs) -> PerExample:
-    """The certainty h(s) = 1/(C - 1) sum_c (s_c - 1/C)^2, from 0 if uniform to 1/C (FedLabel, Section 4)."""
+    """The certainty h(s) = 1/(C - 1) sum_c (s_c - 1/C)^2, from 0 if uniform to 1/C (FedLabel, Section 4).
+
+    >>> variance(jnp.array([[0.5, 0.5], [1.0, 0.0]])).tolist()
+    [0.0, 0.5]
+    """
     return jnp.var(probs, axis=-1, ddof=1)
 
 

@@ -28,21 +28,19 @@ def start(num_classes: int) -> Status:
     return Status(uniform[0], uniform, uniform)
 
 
-def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: float = 1.0, quantile: float = 0.0) -> Status:
+def update(status: Status, probs: Probs, mask: Mask, *, decay: float, largest: float = 1.0) -> Status:
     """The status after one more batch of B real examples (self-adaptive thresholding, SAT).
 
         tau_t = lambda tau_{t-1} + (1 - lambda) 1/B sum_b max_c q_b(c)
         p_t   = lambda p_{t-1}   + (1 - lambda) 1/B sum_b q_b
         h_t   = lambda h_{t-1}   + (1 - lambda) Hist(argmax_c q_b(c)) / B
 
-    `decay` is lambda. tau_t is at most `largest`, and a `quantile` > 0 of max_c q_b(c) replaces their mean. Without examples
-    the status does not change. No gradient flows through it.
+    `decay` is lambda, and tau_t is at most `largest`. Without examples the status stays. No gradient flows through it.
     """
     chex.assert_rank([probs, mask], [2, 1])
     probs = jax.lax.stop_gradient(probs)
     count = jnp.maximum(jnp.sum(mask), 1).astype(jnp.float32)
-    confidence = jnp.max(probs, axis=1)
-    of_batch = losses.masked_quantile(confidence, mask, quantile) if quantile else losses.masked_mean(confidence, mask)
+    of_batch = losses.masked_mean(jnp.max(probs, axis=1), mask)
     mean_probs = jnp.sum(jnp.where(mask[:, None], probs, 0.0), axis=0) / count
     new = ema.update(status, Status(of_batch, mean_probs, _counts(probs, mask) / count), decay)
     new = new._replace(tau=jnp.minimum(new.tau, largest))

@@ -9,29 +9,26 @@ from fedjax_ssl.arrays import Array, Labels, Logits, Mask, Number, PerExample, S
 
 
 def cross_entropy(logits: Logits, labels: Labels) -> PerExample:
-    """Cross-entropy of hard labels: -log softmax(logits)[label], in nats ((FL)^2, Eqs. 2-4 before their mean)."""
+    """Cross-entropy of hard labels: -log softmax(logits)[label], in nats ((FL)^2, Eqs. 2-4 before their mean).
+
+    >>> [f"{loss:.3f}" for loss in cross_entropy(jnp.array([[0.0, 0.0], [0.0, 1.0]]), jnp.array([0, 1]))]
+    ['0.693', '0.313']
+    """
     chex.assert_rank([logits, labels], [2, 1])
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     return -jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
 
 
 def kl_divergence(target_logits: Logits, logits: Logits) -> PerExample:
-    """KL(softmax(target) || softmax(logits)), in nats; no gradient reaches the target ((FL)^2, Eq. 13; FedSiam, Eq. 5)."""
-    target, output = _log_probs(target_logits, logits)
-    return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
+    """KL(softmax(target) || softmax(logits)), in nats; no gradient reaches the target ((FL)^2, Eq. 13; FedSiam, Eq. 5).
 
-
-def reverse_kl(target_logits: Logits, logits: Logits) -> PerExample:
-    """KL(softmax(logits) || softmax(target_logits)), in nats; no gradient reaches the target (FedLabel, Eq. 6 as printed)."""
-    target, output = _log_probs(target_logits, logits)
-    return jnp.sum(jnp.exp(output) * (output - target), axis=-1)
-
-
-def _log_probs(target_logits: Logits, logits: Logits) -> tuple[Float32[Array, "B C"], Float32[Array, "B C"]]:
-    """The log-softmax of both, the target's without gradient."""
+    >>> print(kl_divergence(jnp.array([[0.0, 0.0], [30.0, 0.0]]), jnp.zeros((2, 2))).round(3))
+    [0.    0.693]
+    """
     chex.assert_equal_shape([target_logits, logits])
     target = jax.nn.log_softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
-    return target, jax.nn.log_softmax(logits.astype(jnp.float32))
+    output = jax.nn.log_softmax(logits.astype(jnp.float32))
+    return jnp.sum(jnp.exp(target) * (target - output), axis=-1)
 
 
 def sharpened_kl(weak_logits: Logits, strong_logits: Logits, temperature: float) -> PerExample:
@@ -40,7 +37,11 @@ def sharpened_kl(weak_logits: Logits, strong_logits: Logits, temperature: float)
 
 
 def squared_error(target_logits: Logits, logits: Logits) -> PerExample:
-    """Squared Euclidean distance of softmax outputs, in [0, 2]; no gradient reaches the target (FedSiam, Eq. 4)."""
+    """Squared Euclidean distance of softmax outputs, in [0, 2]; no gradient reaches the target (FedSiam, Eq. 4).
+
+    >>> squared_error(jnp.array([[50.0, 0.0]]), jnp.array([[0.0, 50.0]])).tolist()
+    [2.0]
+    """
     chex.assert_equal_shape([target_logits, logits])
     target = jax.nn.softmax(jax.lax.stop_gradient(target_logits).astype(jnp.float32))
     return jnp.sum(jnp.square(jax.nn.softmax(logits.astype(jnp.float32)) - target), axis=-1)
@@ -64,6 +65,10 @@ def masked_mean(values: Float[Array, " B"], where: Mask, denominator: Number | N
 
     Values outside of `where` may be NaN, but their gradients must be finite. A `denominator` replaces the number of selected
     entries; if it is 0, so is the result.
+
+    >>> values, where = jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False])
+    >>> float(masked_mean(values, where)), float(masked_mean(values, where, denominator=8))
+    (2.0, 0.5)
     """
     chex.assert_equal_shape([values, where])
     divisor = jnp.asarray(jnp.sum(where) if denominator is None else denominator, jnp.float32)
@@ -72,7 +77,11 @@ def masked_mean(values: Float[Array, " B"], where: Mask, denominator: Number | N
 
 
 def masked_quantile(values: Float[Array, "*shape"], where: Bool[Array, "*shape"], q: Number) -> Scalar:
-    """The q-quantile of `values` over `where`, interpolated linearly; infinity if none is selected. Others may be NaN."""
+    """The q-quantile of `values` over `where`, interpolated linearly; infinity if none is selected. Others may be NaN.
+
+    >>> float(masked_quantile(jnp.array([4.0, 0.0, 1.0, 9.0]), jnp.array([True, True, True, False]), 0.75))
+    2.5
+    """
     chex.assert_equal_shape([values, where])
     ordered = jnp.sort(jnp.where(where, values, jnp.inf), axis=None)
     last = jnp.sum(where) - 1

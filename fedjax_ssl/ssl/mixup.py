@@ -14,7 +14,12 @@ def ratio(key: Key, alpha: float) -> Scalar:
 
 
 def mix(first: Float[Array, "B ..."], second: Float[Array, "B ..."], ratio: Number) -> Float[Array, "B ..."]:
-    """The mixtures lambda first + (1 - lambda) second of two batches of inputs, lambda = `ratio`."""
+    """The mixtures lambda first + (1 - lambda) second of two batches of inputs, lambda = `ratio`.
+
+    >>> import jax.numpy as jnp
+    >>> mix(jnp.array([[0.0, 8.0]]), jnp.array([[4.0, 0.0]]), 0.75).tolist()
+    [[1.0, 6.0]]
+    """
     chex.assert_equal_shape([first, second])
     return ratio * first + (1.0 - ratio) * second
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int, Int32
 
 from fedjax_ssl.arrays import Array
-from fedjax_ssl.metrics import Each, Mean, Metrics
+from fedjax_ssl.metrics import Mean, Metrics, PerClient
 
 
 class PseudoLabels(NamedTuple):
@@ -17,16 +17,21 @@ class PseudoLabels(NamedTuple):
 
 
 def harden(probs: Float[Array, "n C"]) -> PseudoLabels:
-    """Hard pseudo-labels of softmax outputs; the lowest class wins a tie."""
+    """Hard pseudo-labels of softmax outputs; the lowest class wins a tie.
+
+    >>> label, confidence = harden(jnp.array([[0.25, 0.75], [0.5, 0.5]]))
+    >>> label.tolist(), confidence.tolist()
+    ([1, 0], [0.75, 0.5])
+    """
     return PseudoLabels(jnp.argmax(probs, axis=-1).astype(jnp.int32), jnp.max(probs, axis=-1))
 
 
 def examples(
     label: Int[Array, " n"], accepted: Bool[Array, " n"], confidence: Float[Array, " n"] | None = None
-) -> dict[str, Each]:
+) -> dict[str, PerClient]:
     """A client's pseudo-labels of a round, as `Experiment.inspect` shows them; no round has them in its program."""
-    found = {"example/pseudo_label": Each(label), "example/accepted": Each(accepted)}
-    return found if confidence is None else {**found, "example/confidence": Each(confidence)}
+    found = {"example/pseudo_label": PerClient(label), "example/accepted": PerClient(accepted)}
+    return found if confidence is None else {**found, "example/confidence": PerClient(confidence)}
 
 
 def diagnostics(

@@ -1,7 +1,7 @@
 """Sharpness-aware perturbations of parameters (SAM, ASAM), and the consistency gradient of (FL)^2 that uses them."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,11 @@ def _per_norm(rho: float, norm: Scalar) -> Scalar:
 
 
 def sam_perturbation(grad: Params, rho: float) -> Params:
-    """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12)."""
+    """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12).
+
+    >>> print(sam_perturbation({"w": jnp.array([3.0, 4.0])}, rho=0.5)["w"])
+    [0.3 0.4]
+    """
     scale = _per_norm(rho, optax.tree.norm(grad))
     return jax.lax.stop_gradient(jax.tree.map(lambda g: scale * g, grad))
 
@@ -29,7 +33,7 @@ def asam_perturbation(params: Params, grad: Params, rho: float, eta: float = 0.0
     T is diagonal: |w| + eta for kernels and batch-norm scales, 1 for biases (leaves named `bias`), as in the authors' code.
     """
 
-    def scaling(path: tuple, w: Array) -> Array:
+    def scaling(path: tuple[Any, ...], w: Array) -> Array:
         is_bias = getattr(path[-1], "key", None) == "bias"
         return jnp.ones_like(w) if is_bias else jnp.abs(w) + eta
 

@@ -3,7 +3,7 @@
 A layer is all parameters of one module, such as kernel and bias of a convolution; J is their number. Rounds count from 1.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -111,7 +111,7 @@ def select_layers(names: tuple[str, ...], chosen: Bool[Array, "M J"], tree: Para
     """
     which = {name: chosen[:, j] for j, name in enumerate(names)}
 
-    def select(path: tuple, a: Array, b: Array) -> Array:
+    def select(path: tuple[Any, ...], a: Array, b: Array) -> Array:
         mask = which.get(jax.tree_util.keystr(path[:-1]))
         return b if mask is None else jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 

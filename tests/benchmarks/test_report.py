@@ -1,4 +1,4 @@
-"""The README of all measurements against the results that it is written from."""
+"""The pages of all measurements against the results that they are written from."""
 
 import re
 
@@ -10,14 +10,40 @@ from fedjax_ssl.report import cells
 from fedjax_ssl.report.tables import DASH
 from launch import config_file
 
+PAGES = {path.name: path.read_text() for path in report.PAGES.glob("*.md")}
 
-def test_the_committed_readme_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table():
-    text, pictures = report.written()
-    assert all((harness.RESULTS / name).is_file() for name in pictures)
-    assert report.README.read_text() == text, "run python -m benchmarks.report"
-    assert "Not measured yet." not in text
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_committed_page_is_what_the_command_writes_and_has_as_many_cells_in_each_row_of_a_table(name):
+    text, pictures = report.written(PAGES[name])
+    assert text == PAGES[name], "run python -m benchmarks.report"
+    assert all((harness.RESULTS / picture).is_file() for picture in pictures)
     for table in (part.splitlines() for part in text.split("\n\n") if part.startswith("|")):
         assert len({row.count("|") for row in table}) == 1, table
+
+
+def headings(page):
+    """The names by which links go to a page's headings."""
+    found = re.findall(r"^#+ (.*)$", PAGES[page], flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+def test_the_pages_stay_within_their_sizes_and_the_readme_links_to_each():
+    sizes = {name: len(text.encode()) for name, text in PAGES.items()}
+    assert sizes["README.md"] <= 10_000, "the README has findings and the papers' tables; all else belongs on a page"
+    assert sum(sizes.values()) - sizes["README.md"] <= 60_000, "merge tables, or drop what nobody would act on"
+    for name, text in PAGES.items():
+        for page, heading in re.findall(r"\]\((\w+\.md)#([^)]+)\)", text):
+            assert heading in headings(page), (name, heading)
+        assert name == "README.md" or f"]({name}" in PAGES["README.md"], name
+
+
+def test_every_file_of_results_is_shown_on_a_page():
+    shown = {path for text in PAGES.values() for block in report.BLOCK.finditer(text)
+             for path in report.paths(block["words"], harness.RESULTS)}  # fmt: skip
+    drawn = {harness.RESULTS / file for text in PAGES.values() for file in re.findall(r"results/(\S+\.svg)", text)}
+    others = {harness.RESULTS / "digits_rates.json"}  # which test_rates.py holds configs/digits.py to
+    assert shown | drawn | others == set(harness.RESULTS.iterdir())
 
 
 def test_the_committed_means_and_deviations_of_sweeps_are_those_of_their_runs():
@@ -34,7 +60,7 @@ PRETRAININGS = {"without pretraining": 0, "no pretraining": 0, "one pretraining"
 def pretrainings(config, overrides):
     """How often the server of a cell trains before round 1, by today's config."""
     name = config.removeprefix("configs/").replace(".py:", ":")
-    return overrides.get("server.pretrain", config_file.read(name).tree["server"]["pretrain"])
+    return overrides.get("server.training.pretrain", config_file.read(name).tree["server"]["training"]["pretrain"])
 
 
 def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its_sweep_still_runs():
@@ -56,26 +82,60 @@ def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its
     assert repeatable > 70
 
 
-def test_a_section_has_a_table_of_each_machine_with_its_source(tmp_path):
-    about = {"machine": "a machine", "device": "2 x cpu", "commit": "0123456789abcdef", "warm_up": "1 round"}
-    about |= {"command": "python -m benchmarks.compare", "versions": {"python": "3.13", "jax": "0.12"}}
-    one = {"case": {"kind": "cnn", "cohort": 10, "name": "pfl"}, "seconds": 0.51234, "quartiles": [0.5, 0.6], "ratio": 2.0}
-    one |= {"least_and_greatest": [1.5, 2.25], "images_per_s": 1234.5, "difference": 2e-5}
-    failed = {"case": {"kind": "cnn", "cohort": 10, "name": "Flower"}, "error": "no | wheel"}
-    harness.save(tmp_path / "compare_here.json", about, [one, failed])
-    lines = report.section("compare", tmp_path).splitlines()
-    assert lines[0] == "a machine (`compare_here.json`):"
-    assert lines[4] == "| cnn | 10 | pfl | 0.512 (0.5 to 0.6) | 2 (1.5 to 2.25) | 1,234 | 2e-05 |"
-    assert lines[5] == "| cnn | 10 | Flower | no / wheel |  |  |  |"
-    assert lines[7] == "- `python -m benchmarks.compare`, commit 012345678, 2 x cpu, python 3.13, jax 0.12, warm-up 1 round"
-    assert report.section("costs", tmp_path) == "Not measured yet."
+def block(words, folder):
+    """What stands between the lines of a block."""
+    text, _ = report.written(f"<!-- {words} -->\n<!-- end -->\n", folder)
+    return text.removeprefix(f"<!-- {words} -->\n\n").removesuffix("\n\n<!-- end -->\n").replace(DASH, "-")
 
 
-def test_a_sweeps_source_has_every_commit_and_the_number_of_seeds():
-    run = {"command": "c", "commit": "0123456789abcdef, fedcba9876543210", "device": "1 x cpu", "warm_up": "none"}
-    run |= {"versions": {"python": "3.13", "jax": "0.12"}, "results": [{"runs": [{}, {}]}, {"runs": [{}, {}, {}]}]}
-    expected = "- `c`, commit 012345678, fedcba987, 2 or 3 seeds, 1 x cpu, python 3.13, jax 0.12, warm-up none"
-    assert report.source(run) == expected
+SOURCE = {"machine": "a machine", "device": "2 x cpu", "commit": "0123456789abcdef", "warm_up": "none: whole runs"}
+SOURCE |= {"command": "python -m launch.sweep a", "versions": {"python": "3.13", "jax": "0.12"}}
+
+
+def test_a_benchmarks_columns_are_shown_by_machine_or_beside_one_another(tmp_path):
+    case = {"kind": "cnn", "cohort": 10, "name": "pfl"}
+    one = {"case": case, "seconds": 0.51234, "quartiles": [0.5, 0.6], "ratio": 2.0, "least_and_greatest": [1.5, 2.25]}
+    failed = {"case": {**case, "name": "Flower"}, "error": "no | wheel"}
+    harness.save(tmp_path / "compare_here.json", SOURCE, [one, failed])
+    harness.save(
+        tmp_path / "compare_there.json", SOURCE | {"machine": "another", "device": "1 x GPU"}, [one | {"seconds": 0.25}]
+    )
+    assert block("compare | clients; program | s a round; times ours (turns)", tmp_path).splitlines() == [
+        "Machine: a machine; °: 1 x GPU, another.",
+        "",
+        "|clients|program|s a round|times ours (turns)|",
+        "|---|---|---|---|",
+        "|10|pfl|0.512|2 (1.5 to 2.25)|",
+        "|10°|pfl|0.25|2 (1.5 to 2.25)|",
+        "|10|Flower|no / wheel||",
+    ]
+    assert block("compare | program | s a round; times ours | by machine | name=pfl", tmp_path).splitlines() == [
+        "In each cell: s a round; times ours.",
+        "",
+        "|program|a machine|1 x GPU, another|",
+        "|---|---|---|",
+        "|pfl|0.512; 2|0.25; 2|",
+    ]
+    with pytest.raises(ValueError, match="has no `<!-- end -->`"):
+        report.written("<!-- sources -->\n")
+
+
+def test_sources_have_every_command_and_commit_by_machine_and_the_sweep_that_makes_the_cells_today(tmp_path):
+    def cell(row):
+        return {"case": {"table": "precision", "row": row, "column": "digits, FedDure"}, "paper": "", "runs": []}
+
+    commits = {"commit": f"0123456789abcdef, {'f' * 40}+", "note": "by hand"}
+    harness.save(tmp_path / "sweep_precision_here.json", SOURCE | commits, [cell("float32")])
+    both = {"command": "python -m launch.run --x\npython -m launch.run --y"}
+    harness.save(tmp_path / "sweep_precision_here.json", SOURCE | both, [cell("not a row of its file")])
+    about = {"command": "python -m benchmarks.costs --json=FILE", "warm_up": "2 rounds", "machine": "another"}
+    harness.save(tmp_path / "costs_here.json", SOURCE | about, [{"case": {"method": "fedavg"}, "error": "no"}])
+    found, _ = report.load([*report.paths("sweep precision", tmp_path), *report.paths("costs | method | s", tmp_path)])
+    assert report.of_sources(found).splitlines() == [
+        "- a machine, python 3.13, jax 0.12: `launch.sweep precision` (012345678, fffffffff+, by hand); "
+        "`launch.run --x`, `launch.run --y` (012345678)",
+        "- another, python 3.13, jax 0.12: `benchmarks.costs` (012345678, 2 x cpu, warm-up 2 rounds)",
+    ]
 
 
 def saved(folder):
@@ -92,56 +152,43 @@ def saved(folder):
         return {"case": {"table": "fl2_settings", "row": row, "column": column}, "paper": "55", "runs": runs}
 
     cells_of = [cell("labels alone", "I", 0.25, has_labels=False), cell("one pretraining", "I", 0.5, has_labels=True)]
-    about = {
-        "command": "c",
-        "commit": "0" * 40 + "+",
-        "device": "cpu",
-        "warm_up": "none",
-        "versions": {"python": "3", "jax": "0"},
-    }
-    about |= {"machine": "a machine", "note": "by hand"}
-    harness.save(folder / "sweep_settings_here.json", about, [*cells_of, cell("one pretraining", "II", 0.5, has_labels=True)])
-    return lambda words: report.of_cells(report.CELLS.fullmatch(words), folder)
+    cells_of += [cell("one pretraining", "II", 0.5, has_labels=True)]
+    harness.save(folder / "sweep_fl2_settings_here.json", SOURCE, cells_of)
 
 
-def test_what_runs_had_after_rounds_is_shown_by_run_or_by_cell(tmp_path):
-    shown = saved(tmp_path)
-    assert shown("rounds settings_here I at 5 10 15").replace(DASH, "-").splitlines() == [
-        f"| I, row, seed (rounds 5, 10, 15) | {' | '.join(report.QUANTITIES)} |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| one pretraining, 0 | 50.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
-        "| one pretraining, 1 | 60.0, 50.0, - | 25, 50, - | 50, -, - | 0.90, 0.95, - | 1.25, 0.12, - |",
-        "| labels alone, 0 | 25.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
-        "| labels alone, 1 | 35.0, 25.0, - | - | - | - | 1.25, 0.12, - |",
-    ]  # as in its file
-    assert shown("rounds settings_here II at 10").replace(DASH, "-").splitlines()[::2] == [
-        "| II, round 10 | accuracy, % | accepted pseudo-labels, % | mean threshold | the server's loss |",
-        "| one pretraining | 50.0, 50.0 | 50, 50 | 0.95, 0.95 | 0.12, 0.12 |",
-    ]
-    assert "(by hand)" in report.section("sweep fl2_settings", tmp_path)
-    assert "commit 000000000+" in report.section("sweep fl2_settings", tmp_path)
-    for words, why in (
-        ("rounds settings_here III at 5", "names no cell"),
-        ("rounds settings_here I", "names no cell, or no rounds or rows"),
-        ("last5 settings_here I: one pretraining", "names no cell, or no rounds or rows"),
-        ("rounds settings_here I+ at 5", "got 2 columns, accepted: one"),
-        ("curves settings_here II: labels alone", "has no row 'labels alone'"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            shown(words)
+def test_what_runs_had_after_rounds_is_shown_by_run(tmp_path):
+    saved(tmp_path)
+    names = "accuracy, %; of these right, %; the server's loss"
+    assert block(f"rounds fl2_settings | 5 10 15 | {names}", tmp_path).splitlines() == [
+        "Machine: a machine.",
+        "",
+        f"|row, seed (rounds 5 10 15)|{names.replace('; ', '|')}|",
+        "|---|---|---|---|",
+        "|one pretraining, I, 0|50.0, 50.0|50|1.25, 0.12|",
+        "|one pretraining, I, 1|60.0, 50.0|50|1.25, 0.12|",
+        "|one pretraining, II, 0|50.0, 50.0|50|1.25, 0.12|",
+        "|one pretraining, II, 1|60.0, 50.0|50|1.25, 0.12|",
+        "|labels alone, I, 0|25.0, 25.0||1.25, 0.12|",
+        "|labels alone, I, 1|35.0, 25.0||1.25, 0.12|",
+    ]  # in the order of the sweep's file
 
 
 def test_means_of_the_last_evaluations_and_curves_are_those_of_the_runs(tmp_path):
-    shown = saved(tmp_path)
-    assert shown("last5 settings_here I+").replace(DASH, "-").splitlines()[2:] == [
-        "| one pretraining | 62.5 ± 17.7 | 62.5 ± 17.7 |", "| labels alone | 37.5 ± 17.7 | - |"
-    ]  # fmt: skip
-    picture = shown("curves settings_here II: one pretraining")
-    assert picture.name == "curves_settings_here_II"
+    saved(tmp_path)
+    assert block("sweep fl2_settings | I+", tmp_path).splitlines()[2:] == [
+        "||I, / last five|II, / last five|",
+        "|---|---|---|",
+        "|one pretraining|50.0 ± 0.0 / 62.5 ± 17.7 [55]|50.0 ± 0.0 / 62.5 ± 17.7 [55]|",
+        "|labels alone|50.0 ± 0.0 / 37.5 ± 17.7 [55]||",
+    ]
+    picture = report.of_curves(tmp_path, "fl2_settings_here", "II", "one pretraining")
+    assert picture.name == "curves_fl2_settings_here_II"
     assert "accuracy, %: one pretraining from 55 to 50. accepted pseudo-labels, %: one pretraining from 25 to 50" in picture.alt
+    with pytest.raises(ValueError, match="fl2_settings_here, II: got the row 'labels alone', accepted: one pretraining"):
+        report.of_curves(tmp_path, "fl2_settings_here", "II", "labels alone")
 
 
-def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
+def test_a_sweep_is_shown_as_a_paper_has_it_with_a_second_machines_cells_beside_the_firsts(tmp_path):
     def cell(row, column, accuracies, up=1e8, right=None, paper="", table="fedsiam_mnist"):
         runs = [
             {"seed": i, "accuracy": one, "pseudo_label_accuracy": right, "bytes_up": up, "bytes_down": 2e8, "seconds": 1.0}
@@ -155,29 +202,34 @@ def test_a_sweep_of_several_columns_is_shown_as_a_paper_has_it():
     found = [
         cell("ours", "II", [0.5, 0.75], up=9.5e6),
         cell("FedSem", "II", [0.25, None]),
-        cell("ours", "I", [0.5, 0.5], up=1e7, right=0.125, paper="55.1"),
-        cell("FedSem", "I", [0.625, 0.625]),
+        cell("ours", ".1, IID", [0.5, 0.5], up=1e7, right=0.125, paper="55.1"),
+        cell("FedSem", ".1, IID", [0.625, 0.625]),
     ]
-    expected = """| accuracy, % | II | I | MB up | MB down |
-| --- | --- | --- | --- | --- |
-| FedSem | failed | 62.5 ± 0.0 | 100 | 200 |
-| ours | 62.5 ± 17.7 | 50.0 ± 0.0 [55.1] | 9.50 to 10 | 200 |
-
-| pseudo-labels right, % | I |
-| --- | --- |
-| ours | 12.5 ± 0.0 |
-
-FedSem, II: seed 1: fell.
-
-To be looked at before a mean is trusted:
-
-* ours, II: accuracy fell (seed 1)"""
-    assert report.of_sweep("fedsiam_mnist", found) == expected  # FedSem is a row of its file, `ours` is not
-    with pytest.raises(ValueError, match="the results of fedsiam_mnist have a cell twice"):
-        report.of_sweep("fedsiam_mnist", [*found, found[0]])
+    harness.save(tmp_path / "sweep_fedsiam_mnist_here.json", SOURCE, found)
+    other = [cell("FedSem", ".1, IID", [0.25])]
+    harness.save(tmp_path / "sweep_fedsiam_mnist_away.json", SOURCE | {"machine": "another"}, other)
+    assert block("sweep fedsiam_mnist", tmp_path).splitlines() == [
+        "Machine: a machine; °: another.",
+        "",
+        "||.1, IID|II|MB up; down|",
+        "|---|---|---|---|",
+        "|FedSem|62.5 ± 0.0; 25.0°|failed: seed 1: fell|100; 200|",
+        "|ours|50.0 ± 0.0 [55.1] (12)|62.5 ± 17.7 !1|9.50 to 10; 200|",
+    ]  # FedSem and IID are a row and a column of the sweep's file, `ours` and II are not
+    harness.save(tmp_path / "sweep_fedsiam_mu_here.json", SOURCE, [cell("MNIST", "0", [0.5], table="fedsiam_mu")])
+    harness.save(tmp_path / "sweep_fedsiam_kl_here.json", SOURCE, [cell("MNIST", "KL", [0.5], table="fedsiam_kl")])
+    assert block("sweep fedsiam_mu fedsiam_kl", tmp_path).splitlines() == [
+        "Machine: a machine. MB up; down: 100; 200.",
+        "",
+        "||accuracy, %|",
+        "|---|---|",
+        "|`fedsiam_mu` 0|50.0|",
+        "|`fedsiam_kl` KL|50.0|",
+    ]
     for name, rows in (
         ("fl2_settings-small", ["one pretraining", "labels alone"]),
         ("feddure_iterations-small", ["T = 1, 40 rounds", "T = 5, 40 rounds"]),
     ):
-        table = report.of_sweep(name, [cell(row, "", [0.5], table=name) for row in reversed(rows)])
-        assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == [f"| {row}" for row in rows]  # as in its file
+        own = [cell(row, "", [0.5], table=name) for row in reversed(rows)]
+        harness.save(tmp_path / f"sweep_{name}_here.json", SOURCE, own)
+        assert [line.split("|")[1] for line in block(f"sweep {name}", tmp_path).splitlines()[4:]] == rows  # as in its file

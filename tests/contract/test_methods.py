@@ -107,7 +107,8 @@ CI = [("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_d", "server")]
 @pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))
 def test_clients_contribute_and_updates_of_zeros_do_not(case):
     method, labels_at = case
-    quiet = {"server__optimizer__learning_rate": 1e-9, "server__pretrain": 0}  # so that a round is the clients' work
+    # So that a round is the clients' work.
+    quiet = {"server__training__optimizer__learning_rate": 1e-9, "server__training__pretrain": 0}
     experiment = tiny.experiment(method, labels_at=labels_at, **tiny.confident(method, 0.1), **quiet)
     real, zero = engine.changes(experiment, factors=(1.0, 0.0), rounds=2)
     assert zero < 1e-6

@@ -25,7 +25,11 @@ STRATEGIES = ("vmap", "chunked", "sharded", "sharded_chunked")
 @functools.cache
 def reference(method: str, labels_at: str, rounds: int):
     """The experiment, and what clients one after another make of it."""
-    quick = {} if rounds > 1 else {"client__epochs": 0, "client__steps": 2, "server__epochs": 0, "server__steps": 2}
+    quick = (
+        {}
+        if rounds > 1
+        else {"client__epochs": 0, "client__steps": 2, "server__training__epochs": 0, "server__training__steps": 2}
+    )
     experiment = tiny.experiment(method, labels_at=labels_at, **tiny.confident(method) | quick)
     return experiment, *engine.simulate(experiment, "scan", rounds=rounds, evaluated=False)[1:]
 
@@ -86,7 +90,7 @@ def test_a_permuted_cohort_gives_the_same_rounds(monkeypatch, strategy):
 # above. Every pseudo-label is accepted; they and the rounding down in RandAugment turn out alike for this seed.
 CNN = {
     "method__confidence": 0.0, "data__strong": "usb", "execution__conv": "cpu", "client__epochs": 0, "client__steps": 2,
-    "client__batch_size": 16, "server__epochs": 2,
+    "client__batch_size": 16, "server__training__epochs": 2,
 }  # fmt: skip
 
 

@@ -19,9 +19,9 @@ def fragile(*, task, client, server, options=AverageOptions()):
     """The method `average`, one of whose clients returns NaN from its round `scale` on."""
     base = average(task=task, client=client, server=server, options=AverageOptions())
 
-    def client_update(shared, own, times, shard, key):
-        output = base.client_update(shared, own, times, shard, key)
-        return output._replace(weight=jnp.where((own == 4) & (times + 1 >= options.scale), jnp.nan, output.weight))
+    def client_update(shared, per_client, times, client_data, key):
+        output = base.client_update(shared, per_client, times, client_data, key)
+        return output._replace(weight=jnp.where((per_client == 4) & (times + 1 >= options.scale), jnp.nan, output.weight))
 
     return base._replace(client_update=client_update)
 
@@ -67,8 +67,9 @@ RATE, CLIP = "client.optimizer.learning_rate", "client.optimizer.clip_norm"
         ("fedtrinet", {"method__labeled_rounds": 2.0}, f"lower {RATE}, or set {CLIP}"),  # a phase, of two rounds
         (
             "fixmatch",
-            {"method__unlabeled_weight": 1e3, "client__optimizer__weight_decay": 40.0, "server__learning_rate": 3.0},
-            "likely causes: client.optimizer.weight_decay=40, server.learning_rate=3, method.unlabeled_weight=1000; lower them",
+            {"method__unlabeled_weight": 1e3, "client__optimizer__weight_decay": 40.0, "server__optimizer__learning_rate": 3.0},
+            "likely causes: client.optimizer.weight_decay=40, server.optimizer.learning_rate=3, method.unlabeled_weight=1000; "
+            "lower them",
         ),
     ],
 )
@@ -84,11 +85,13 @@ def found(server=0, clients=0, fault=0, cohort_size=5):
 def test_divergence_says_round_what_is_not_finite_and_what_to_do():
     settings, at_clients = (Settings.from_dict(tiny.config("fedavg", labels_at=at)) for at in ("server", "clients"))
     assert divergence(3, found(), settings) == divergence(3, found(clients=4, fault=1), settings) == ""
-    both = f"lower {RATE} or server.optimizer.learning_rate, or set {CLIP} and server.optimizer.clip_norm"
+    both = f"lower {RATE} or server.training.optimizer.learning_rate, or set {CLIP} and server.training.optimizer.clip_norm"
     assert divergence(3, found(server=1), settings) == f"round 3: the global model holds NaN or infinity; {both}"
     assert divergence(3, found(server=1), at_clients).endswith(f"; lower {RATE}, or set {CLIP}")
     alone = {key: value for key, value in found(server=1).items() if key != "client/participants"}
-    assert divergence(3, alone, settings).endswith("; lower server.optimizer.learning_rate, or set server.optimizer.clip_norm")
+    assert divergence(3, alone, settings).endswith(
+        "; lower server.training.optimizer.learning_rate, or set server.training.optimizer.clip_norm"
+    )
     of_all = divergence(2, found(clients=5, fault=0b1001), settings)
     assert of_all == f"round 2: all 5 clients returned NaN or infinity in the update, a metric; lower {RATE}, or set {CLIP}"
     of_weights = divergence(2, found(clients=5, fault=0b10010), settings)

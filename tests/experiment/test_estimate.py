@@ -31,7 +31,7 @@ def test_passes_are_those_of_a_round(method, labels_at, network):
     assert found.backward == row["cost/backward_passes"] + of_server
     collected = of_statistics(experiment) if network == "cnn" else 0
     assert found.forward == row["cost/forward_passes"] + of_server + collected
-    assert before.backward == experiment.settings.server.pretrain * of_server
+    assert before.backward == experiment.settings.server.training.pretrain * of_server
     assert before.forward == before.backward + collected
     up, down = estimate.traffic(experiment)
     assert up == row["comm/bytes_up"]
@@ -51,7 +51,7 @@ def of_statistics(experiment):
     """The examples of which batch-norm statistics are collected, in whole batches: the server's, and all of a cohort."""
     server, data = experiment.settings.server, experiment.problem.data
     clients = data.unlabeled.index[: experiment.settings.cohort_size]  # all have equally many
-    sizes = (server.sbn_labeled_batch_size, 20), (server.sbn_unlabeled_batch_size, clients.size)
+    sizes = (server.static_norm.labeled_batch_size, 20), (server.static_norm.unlabeled_batch_size, clients.size)
     return sum(-(-number // min(size, number)) * min(size, number) for size, number in sizes)
 
 

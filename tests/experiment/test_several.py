@@ -30,7 +30,14 @@ RATE, MOMENTUM = "client.optimizer.learning_rate", "client.optimizer.momentum"
 
 def config(method="average", labels_at="", **overrides):
     """Three seeds over two of the devices, so that a slot is left over; nothing flips within a round for these seeds."""
-    quick = {"client__epochs": 0, "client__steps": 3, "server__epochs": 1, "network": "linear", "seeds": 3, "rounds": 3}
+    quick = {
+        "client__epochs": 0,
+        "client__steps": 3,
+        "server__training__epochs": 1,
+        "network": "linear",
+        "seeds": 3,
+        "rounds": 3,
+    }
     quick |= {"execution__devices": 2, "execution__strategy": "auto"}
     return tiny.config(method, labels_at=labels_at, **tiny.confident(method) | quick | overrides)
 
@@ -98,7 +105,7 @@ FASTER = (0.01, 0.1, 0.03)
         slow(("fedavg",), values(MOMENTUM, 0.1, 0.9), 1),
         slow(("fedavg",), values("client.optimizer.weight_decay", 0.01, 0.3), 1),
         slow(("fedavg",), values("client.optimizer.clip_norm", 0.05, 0.5), 1),
-        slow(("fedavg",), values("server.momentum", 0.1, 0.9), 1),
+        slow(("fedavg",), values("server.optimizer.momentum", 0.1, 0.9), 1),
     ],
 )
 def test_runs_whose_splits_are_alike_equal_those_alone(method, given, devices):

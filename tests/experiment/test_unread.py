@@ -14,17 +14,27 @@ from fedjax_ssl.methods import METHODS
 from tests import tiny
 from tests.traced import digest, fields, others, with_value
 
-BASE: dict[str, Any] = {"network": "cnn", "server__sbn_labeled_batch_size": 7, "server__sbn_unlabeled_batch_size": 33}
-LARS, ADAM = {"client__optimizer__name": "lars"}, {"client__optimizer__name": "adam", "server__optimizer__name": "adam"}
+BASE: dict[str, Any] = {
+    "network": "cnn",
+    "server__static_norm__labeled_batch_size": 7,
+    "server__static_norm__unlabeled_batch_size": 33,
+}
+LARS, ADAM = (
+    {"client__optimizer__name": "lars"},
+    {"client__optimizer__name": "adam", "server__training__optimizer__name": "adam"},
+)
 BRANCHES: list[tuple[str, dict[str, Any]]] = [
     ("fl2", {}),
     ("supervised", {}),
     ("fl2", {"method__threshold": "fixed", "method__consistency": "none", **LARS}),
     ("fl2", {"method__consistency": "sam", "method__consistency_on": "accepted", **ADAM}),
-    ("fixmatch", {"method__pseudo_labels": "local", "server__sbn_data": "all", "server__sbn_order": "joined"}),
+    (
+        "fixmatch",
+        {"method__pseudo_labels": "local", "server__static_norm__data": "all", "server__static_norm__order": "joined"},
+    ),
     ("fixmatch", {"labels_at": "clients", "data__partition": "dirichlet", "data__min_size": 1}),
-    ("semifl", {"method__mix": "none", "server__sbn_data": "labeled"}),
-    ("semifl", {"data__labeled": "none", "client__optimizer__momentum": 0.0, "server__optimizer__weight_decay": 0.0}),
+    ("semifl", {"method__mix": "none", "server__static_norm__data": "labeled"}),
+    ("semifl", {"data__labeled": "none", "client__optimizer__momentum": 0.0, "server__training__optimizer__weight_decay": 0.0}),
     ("feddure", {}),
     ("feddure", {"method__regulators": "no_f", "method__unlabeled_batch_size": 5}),
     ("fedlabel", {"data__labeled": "none", "model__norm": "running"}),
@@ -93,7 +103,7 @@ IGNORED = [
     ("fl2", {"data__shards_per_client": 7}, "data.shards_per_client=7 (used only with a partition by shards)"),
     ("fl2", {"data__min_size": 7}, "data.min_size=7 (used only with a partition by dirichlet)"),
     ("fedavg", {"data__strong": "semifl"}, "data.strong=semifl (used only with a method that trains on strong views)"),
-    ("fedavg", {"server__pretrain": 3}, "server.pretrain=3 (used only with data.labels_at=server)"),
+    ("fedavg", {"server__training__pretrain": 3}, "server.training.pretrain=3 (used only with data.labels_at=server)"),
     ("fl2", {"model__norm": "running"}, "model.norm=running (used only with a network with batch norm)"),
     ("fl2", {"method__consistency": "none", "method__rho": 0.5},
      "method.rho=0.5 (used only with method.consistency=sacr or sam)"),
@@ -128,7 +138,7 @@ def test_settings_that_a_run_does_not_read_are_named_in_one_warning(caplog, meth
         ("fl2", {}, "data.alpha"),
         ("fedavg", {"client__optimizer__name": "adam"}, "client.optimizer.momentum"),
         ("fl2", {"method__consistency": "none"}, "method.rho"),
-        ("supervised", {}, "server.learning_rate"),
+        ("supervised", {}, "server.optimizer.learning_rate"),
     ],
 )
 def test_a_number_that_nothing_reads_cannot_vary(method, overrides, key):

@@ -19,13 +19,23 @@ from tests import average, tiny
 ALPHA = {"data__partition": "dirichlet", "data__min_size": 0}
 DOUBTFUL = [
     ("fl2", {"client__optimizer__learning_rate": 50.0}, "client.optimizer.learning_rate=50.0: networks hardly ever learn"),
-    ("fl2", {"server__momentum": 0.9999}, "server.momentum=0.9999: updates are averaged over more than 1,000 steps"),
+    (
+        "fl2",
+        {"server__optimizer__learning_rate": 0.1},
+        "server.optimizer.learning_rate=0.1: the global model takes less than half",
+    ),
+    (
+        "fl2",
+        {"server__optimizer__momentum": 0.9999},
+        "server.optimizer.momentum=0.9999: updates are averaged over more than 1,000 steps",
+    ),
     ("fl2", {"client__optimizer__weight_decay": 2.0}, "client.optimizer.weight_decay=2.0: the weights are drawn to 0"),
     ("fl2", {"client__optimizer__clip_norm": 1e-9}, "client.optimizer.clip_norm=1e-09: the steps almost vanish"),
     ("fedavg", {"method__prox_mu": 1e6}, "method.prox_mu=1000000.0: clients hardly leave the global model"),
     ("semifl", {"method__confidence": 0.0}, "method.confidence=0.0: every pseudo-label is accepted"),
     ("fixmatch", {"method__confidence": 1.0}, "method.confidence=1.0: hardly any pseudo-label is accepted"),
     ("fl2", {"method__consistency_weight": 1e5}, "method.consistency_weight=100000.0: other terms of the loss hardly count"),
+    ("fedmatch", {"method__helpers": 8}, "method.helpers=8: there are fewer other clients"),
     ("fedsiam_d", {"method__pi_rounds": 2.0, "method__target_delay": 2}, "method.target_delay=2: with method.pi_rounds that"),
     (
         "fl2",
@@ -36,7 +46,7 @@ DOUBTFUL = [
     ("fedavg", ALPHA | {"data__alpha": 1e9}, "data.alpha=1000000000.0: the split is as `iid`"),
     ("fl2", {"data__num_labels": 7, "data__label_selection": "random"}, "data.num_labels=7: a class has no labeled example"),
     ("fl2", {"client__batch_size": 1000}, "client.batch_size=1000: no client has so many examples"),
-    ("fl2", {"server__batch_size": 21}, "server.batch_size=21: the server has fewer labeled examples"),
+    ("fl2", {"server__training__batch_size": 21}, "server.training.batch_size=21: the server has fewer labeled examples"),
     ("fl2", {"client__epochs": 501}, "client.epochs=501: a round has more epochs than most runs"),
     ("fl2", {"system__dropout": 1.0}, "system.dropout=1.0: no client's update ever arrives"),
     ("fl2", {"system__trace": "trace.csv"}, "system.trace=trace.csv: no client can ever be reached"),
@@ -95,10 +105,10 @@ def test_each_doubt_has_a_case_and_shipped_settings_raise_none():
         ("fl2", {"data__image_size": 512}, r"data.image_size: got 512, 2,500 images of 0.655 GB in all, accepted: what"),
         ("fl2", {"model__hidden": 200_000}, r"model.name: got mlp hidden=200000, a server's state of 0.18 GB in all, accepted"),
         ("fedcon", {"method__head_hidden": 100_000}, r"data.num_clients: got 8, clients' states of \S+ GB in all, accepted"),
-        ("fl2", {"server__epochs": 0, "server__steps": 10**7, "server__batch_size": 1000},
-         r"server.steps: got 10000000, which train on 10,000,000,000 examples a round, accepted: at most 2,147,483,647"),
-        ("freematch_central", {"method__mu": 1000, "server__epochs": 10_000, "data__num_labels": 1000},
-         r"server.epochs: got 10000, which train on 10,000,000,000 examples a round, accepted: at most 2,147,483,647"),
+        ("fl2", {"server__training__epochs": 0, "server__training__steps": 10**7, "server__training__batch_size": 1000},
+         r"server.training.steps: got 10000000, which train on 10,000,000,000 examples a round, accepted: at most 2,147,"),
+        ("freematch_central", {"method__mu": 1000, "server__training__epochs": 10_000, "data__num_labels": 1000},
+         r"server.training.epochs: got 10000, which train on 10,000,000,000 examples a round, accepted: at most 2,147,483,647"),
     ],
 )  # fmt: skip
 def test_what_is_too_large_is_refused_before_anything_is_allocated(monkeypatch, method, overrides, line):

@@ -13,9 +13,9 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import PairedSchedule, Schedule
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast, Server, Task, Training, Weights
-from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.forward_passes import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.method import Shard
+from fedjax_ssl.method import ClientData
 from fedjax_ssl.metrics import Mean
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.round import unrecorded
@@ -195,9 +195,9 @@ class Client:
         self.momentum = {name: 0.3 * rng.standard_normal(leaf.shape) for name, leaf in self.params.items()}
         self.true_labels = true_labels
 
-    def shard(self, labeled=LABELED, unlabeled=UNLABELED) -> Shard:
+    def client_data(self, labeled=LABELED, unlabeled=UNLABELED) -> ClientData:
         labels = np.append(LABELS, [2, 2]).astype(np.int32)  # two rows of padding
-        return Shard(
+        return ClientData(
             examples(self.pool, self.labeled_index, labeled, labels),
             examples(self.pool, self.index, unlabeled),
             jnp.asarray(np.append(self.true_labels, 0), jnp.int32),
@@ -224,7 +224,7 @@ class Client:
         params = named(self.params)
         optimizer = with_leaves(sgd.init(params), named(self.momentum))
         shared = Broadcast(Weights(params, {}), jnp.float32(rate), jnp.int32(at[0]), at[1])
-        output = with_costs(method.client_update)(shared, (), optimizer, self.shard(), jax.random.key(0))
+        output = with_costs(method.client_update)(shared, (), optimizer, self.client_data(), jax.random.key(0))
         momentum = with_leaves(params, output.client_state)
         return output.update.params["Dense_0"], output.weight, momentum["Dense_0"], output.metrics
 

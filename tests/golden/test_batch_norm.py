@@ -218,7 +218,7 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
 
 @pytest.mark.parametrize("order", ["apart", "joined", "class"])
 def test_the_pool_is_by_class_where_the_codes_is_and_the_servers_examples_stay_in_the_order_that_training_draws_from(order):
-    given = tiny.experiment("fl2", server__sbn_order=order, server__sbn_data="all")
+    given = tiny.experiment("fl2", server__static_norm__order=order, server__static_norm__data="all")
     tables, labels = given.problem.tables[0], np.asarray(given.problem.train.labels)
     of_class = labels[tables["pooled"].index[0, : tables["pooled"].count[0]]]
     assert bool(np.all(np.diff(of_class) >= 0)) == (order == "class")

@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl import local
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local.task import Task
-from fedjax_ssl.method import Cohort, DataSpec, Shard
+from fedjax_ssl.method import ClientData, Cohort, DataSpec
 from fedjax_ssl.methods import METHODS, options_class
 from fedjax_ssl.methods.fedavg import FedAvgOptions, fedavg, fedavg_pp, fedprox
 from tests.golden import linear_clients as lc
@@ -50,10 +50,10 @@ def test_clients_weigh_by_their_data_where_they_hold_labels_and_alike_where_not(
     def examples(count):
         return Examples(None, None, jnp.int32(count), None)
 
-    shard = Shard(examples(labeled), examples(unlabeled), None)
+    client_data = ClientData(examples(labeled), examples(unlabeled), None)
     at = {place: Task(None, None, 2, "static", labels_at=place) for place in (("server",), ("clients",))}
-    assert local.data_weight(at["clients",], shard) == labeled + unlabeled
-    assert local.data_weight(at["server",], shard) == (1 if labeled + unlabeled else 0)
+    assert local.data_weight(at["clients",], client_data) == labeled + unlabeled
+    assert local.data_weight(at["server",], client_data) == (1 if labeled + unlabeled else 0)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_methods_whose_labels_count_the_epochs_take_more_of_them_where_labels_re
         task=lc.linear_task(), client=training, server=local.Server(optax.sgd(1.0), training, 0, None), options=options
     )
     server, clients = method.init(jax.random.key(0), DataSpec((lc.SIDE, lc.SIDE, 1), lc.CLASSES, 1, 1))
-    shared, own = method.broadcast(server, clients, Cohort(jnp.zeros(1, jnp.int32), jnp.int32(0)))
-    state, own = (jax.tree.map(lambda x: x[0], tree) for tree in (clients, own))
-    output = jax.jit(method.client_update)(shared, own, state, client.shard(labeled), jax.random.key(1))
+    shared, per_client = method.broadcast(server, clients, Cohort(jnp.zeros(1, jnp.int32), jnp.int32(0)))
+    state, per_client = (jax.tree.map(lambda x: x[0], tree) for tree in (clients, per_client))
+    output = jax.jit(method.client_update)(shared, per_client, state, client.client_data(labeled), jax.random.key(1))
     assert output.metrics["perf/client_images"].total == images

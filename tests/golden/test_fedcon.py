@@ -17,7 +17,7 @@ from fedjax_ssl import models
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.method import ServerData, Shard
+from fedjax_ssl.method import ClientData, ServerData
 from fedjax_ssl.methods.fedcon import FedConClientState, FedConOptions, Teacher, fedcon, server_work
 from fedjax_ssl.ssl import losses
 from tests.golden import linear_clients as lc
@@ -130,10 +130,10 @@ class Client:
         received, head, target, momentum = lc.float32((self.received, self.head, self.target, self.momentum))
         optimizer = lc.with_leaves(SGD.init({"backbone": received, "head": head}), momentum)
         unlabeled = lc.examples(self.pool, self.index, 7)
-        shard = Shard(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.zeros(8, jnp.int32))
+        client_data = ClientData(unlabeled._replace(count=jnp.int32(0)), unlabeled, jnp.zeros(8, jnp.int32))
         shared = Broadcast(Weights(received, {}), jnp.float32(RATE))
         state = FedConClientState(head, target, jnp.asarray(seen), optimizer)
-        return client_update()(shared, (), state, shard, jax.random.key(0))
+        return client_update()(shared, (), state, client_data, jax.random.key(0))
 
 
 SGD, TARGET_DECAY = torch_sgd(momentum=MOMENTUM, weight_decay=DECAY), 0.7
@@ -207,8 +207,8 @@ def test_the_servers_training_is_what_the_equations_say(trainings):
     data = ServerData(labeled, labeled, None, labeled, jnp.int32(max(0, trainings - 1)), ROUNDS)
     state, metrics = server_training()(state, data, jax.random.key(0))
     lc.assert_same(state.weights.params["Dense_0"], w)
-    lc.assert_same(state.own.params["Dense_0"], teacher)
-    assert state.own.steps == (trainings + 1) * STEPS
+    lc.assert_same(state.extra.params["Dense_0"], teacher)
+    assert state.extra.steps == (trainings + 1) * STEPS
     assert state.fine_tune == ()
     np.testing.assert_allclose(metrics["server/loss"], (ce_sum, STEPS * LABELS), rtol=1e-4)
     np.testing.assert_allclose(metrics["server/consistency_loss"], (kl_sum, STEPS * LABELS), rtol=1e-4)

@@ -183,7 +183,7 @@ def got(client, options, optimizer, w, adam, stats):
         moments = (lc.float32(unflat(leaf)) for leaf in (adam.m, adam.v))
         kept = FedDureClientState((), lc.float32(unflat(w)), optax.ScaleByAdamState(jnp.int32(adam.t), *moments))
     shared = Broadcast(Weights(lc.named(client.params), lc.float32(stats)), jnp.float32(lc.RATE))
-    update, *output = lc.with_costs(method.client_update)(shared, (), kept, client.shard(), jax.random.key(0))
+    update, *output = lc.with_costs(method.client_update)(shared, (), kept, client.client_data(), jax.random.key(0))
     return update.params["Dense_0"], update.stats, *output
 
 

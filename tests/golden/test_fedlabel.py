@@ -19,7 +19,7 @@ from fedjax_ssl.data.batching import Schedule, draws
 from fedjax_ssl.local import Broadcast, Server, ServerState, Task, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
-from fedjax_ssl.method import Aggregate, ServerData, Shard, averaged, summed
+from fedjax_ssl.method import Aggregate, ClientData, ServerData, averaged, summed
 from fedjax_ssl.methods.fedlabel import FedLabelClientState, FedLabelOptions, Halves, fedlabel
 from fedjax_ssl.models import ModelFns
 from fedjax_ssl.ssl import experts
@@ -37,7 +37,7 @@ BASE = {"confidence": 0.6, "unlabeled_steps": len(ORDER), "consistency_weight": 
 VARIANTS = {
     "paper": {},
     "other options": {
-        "measure": "entropy", "expert_view": "weak", "kl_order": "net_first", "counts": "distinct", "unlabeled_rate": 0.5,
+        "measure": "entropy", "expert_view": "weak", "counts": "distinct", "unlabeled_rate": 0.5,
         "proximity": 2.0,
     },
     "released": FEDLABEL["released"] | {"burn_in": 0, "expert_view": "plain"},  # the view is above; some that are kept disagree
@@ -141,7 +141,7 @@ class Problem:
             if not len(kept):
                 continue
             agreeing = agreed[kept]
-            divisors = (BATCH, BATCH) if options.normalize == "batch" else (len(kept), max(agreeing.sum(), 1))
+            divisors = (BATCH, BATCH) if options.divisor == "batch" else (len(kept), max(agreeing.sum(), 1))
             strong = self.view("strong" if options.augment == "strong" else options.expert_view, self.rows[kept])
             p, x = net.trained(strong)
             ce_sum += lc.cross_entropy(p, label[kept]).sum()
@@ -150,8 +150,7 @@ class Problem:
                 if options.augment == "strong":
                     p, x = net.trained(self.view(options.expert_view, self.rows[kept]))
                 t = target[kept]
-                kl = (t * np.log(t / p)).sum(1) if options.kl_order == "target_first" else (p * np.log(p / t)).sum(1)
-                residual = p - t if options.kl_order == "target_first" else p * (np.log(p / t) - kl[:, None])
+                kl, residual = (t * np.log(t / p)).sum(1), p - t
                 weight = options.consistency_weight * ratio[kept] * agreeing / divisors[1]
                 parts.append((x, weight[:, None] * residual))
                 kl_sum += kl[agreeing].sum()
@@ -182,10 +181,10 @@ class Problem:
     def got(self, options):
         client, update = client_of(options)
         labeled = lc.examples(self.pool, self.labeled_rows, LABELED, LABELS)
-        shard = Shard(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
+        client_data = ClientData(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
         states = [lc.with_leaves(client.optimizer.init(lc.float32(self.w)), lc.float32(m)) for m in self.momenta]
         shared = Broadcast(Weights(lc.float32(self.w), lc.float32(self.v)), jnp.float32(RATE), jnp.int32(0))
-        return update(shared, (), FedLabelClientState(*states), shard, jax.random.key(0))
+        return update(shared, (), FedLabelClientState(*states), client_data, jax.random.key(0))
 
 
 def in_order(key, mask, batch_size, steps):

@@ -15,7 +15,7 @@ import pytest
 from fedjax_ssl.local import Broadcast, Server, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
-from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, Cohort, DataSpec, ServerData
 from fedjax_ssl.methods.fedmatch import FedMatchClientState, FedMatchOptions, Helpers, fedmatch
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
@@ -112,15 +112,15 @@ class Problem:
     def got(self, helpers, at_clients, *, prox_mu=0.0, seen=True):
         update = client_of(at_clients, prox_mu)
         labeled = lc.examples(self.pool, self.labeled_rows, LABELED if at_clients else 0, LABELS)
-        shard = Shard(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
+        client_data = ClientData(labeled, lc.examples(self.pool, self.rows, UNLABELED), jnp.asarray(TRUE_LABELS))
         momenta = self.momenta if at_clients else self.momenta[1:]
         momenta = tuple(lc.with_leaves(SGD.init(lc.named(tree)), lc.named(tree)) for tree in momenta)
         state = FedMatchClientState(jnp.array(seen), jnp.zeros(CLASSES), lc.named(self.known), momenta)
         weights = Weights(Parts(lc.named(self.sigma), lc.named(self.psi)), {})
-        shared = Broadcast(weights, jnp.float32(RATE), own=jnp.array(bool(helpers)))
+        shared = Broadcast(weights, jnp.float32(RATE), extra=jnp.array(bool(helpers)))
         psi = jax.tree.map(lambda *x: jnp.stack(x), *(lc.named(h) for h in self.helpers))
-        own = Helpers(psi, jnp.arange(2) < len(helpers))
-        return update(shared, own, state, shard, jax.random.key(0))
+        per_client = Helpers(psi, jnp.arange(2) < len(helpers))
+        return update(shared, per_client, state, client_data, jax.random.key(0))
 
 
 @functools.cache
@@ -278,14 +278,14 @@ def test_the_cohort_gets_its_helpers_psi_in_every_tenth_round_alone():
     )
     broadcast = jax.jit(side.method.broadcast)
     for number in range(31):
-        shared, own = broadcast(side.state, clients, Cohort(jnp.array([4, 2, 0]), jnp.int32(number)))
-        assert bool(shared.own) == (number in (9, 19, 29))
-        if not shared.own:
-            assert not np.any(own.available)
-            assert not any(np.any(leaf) for leaf in jax.tree.leaves(own.psi))
+        shared, per_client = broadcast(side.state, clients, Cohort(jnp.array([4, 2, 0]), jnp.int32(number)))
+        assert bool(shared.extra) == (number in (9, 19, 29))
+        if not shared.extra:
+            assert not np.any(per_client.available)
+            assert not any(np.any(leaf) for leaf in jax.tree.leaves(per_client.psi))
             continue
-        assert own.available.tolist() == [[True, True], [False, False], [True, True]]
-        for got, stored in zip(jax.tree.leaves(own.psi), jax.tree.leaves(clients.psi), strict=True):
+        assert per_client.available.tolist() == [[True, True], [False, False], [True, True]]
+        for got, stored in zip(jax.tree.leaves(per_client.psi), jax.tree.leaves(clients.psi), strict=True):
             np.testing.assert_array_equal(got[0], stored[jnp.array([5, 1])])
             np.testing.assert_array_equal(got[2], stored[jnp.array([3, 5])])
 

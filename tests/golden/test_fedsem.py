@@ -39,10 +39,10 @@ def problem(norm="static", source="global"):
 def got(round, pseudo, *, labeled=lc.LABELED, unlabeled=lc.UNLABELED, source="global"):
     _, update, client, start = problem(source=source)
     weights, labeler = (Weights(lc.named(params), {}) for params in (start, client.params))
-    shared = Broadcast(weights, jnp.float32(lc.RATE), jnp.int32(round), own=labeler)
+    shared = Broadcast(weights, jnp.float32(lc.RATE), jnp.int32(round), extra=labeler)
     optimizer = lc.with_leaves(SGD.init(lc.named(start)), jax.tree.map(jnp.zeros_like, lc.named(start)))
-    shard = client.shard(labeled, unlabeled)
-    return update(shared, (), FedSemClientState(jnp.asarray(pseudo, jnp.int32), optimizer), shard, jax.random.key(0))
+    client_data = client.client_data(labeled, unlabeled)
+    return update(shared, (), FedSemClientState(jnp.asarray(pseudo, jnp.int32), optimizer), client_data, jax.random.key(0))
 
 
 def expected(x, y):
@@ -103,12 +103,12 @@ def test_the_second_phase_trains_on_all_examples_with_the_labelers_labels_which_
 def test_the_labeler_is_the_model_that_ends_the_first_phase():
     """With the statistics of its batch norm, which clients track here: the server averages them as it does parameters."""
     method, _, client, start = problem("running")
-    nothing = client.shard(labeled=0).labeled
+    nothing = client.client_data(labeled=0).labeled
     state, clients = method.init(jax.random.key(1), DataSpec((lc.SIDE, lc.SIDE, 1), lc.CLASSES, 4, 2, lc.UNLABELED + 1))
-    assert jax.tree.all(jax.tree.map(np.array_equal, state.own, state.weights))
+    assert jax.tree.all(jax.tree.map(np.array_equal, state.extra, state.weights))
     first = state.weights._replace(stats={"mean": jnp.float32([0.5, -2.0]), "var": jnp.float32([9.0, 7.0])})
     change = Weights(lc.named(start), {"mean": jnp.float32([0.3, -0.7]), "var": jnp.float32([0.2, 0.5])})
-    state = state._replace(weights=first, own=first)
+    state = state._replace(weights=first, extra=first)
     assert clients.pseudo.shape == (4, lc.UNLABELED + 1)
     assert np.all(clients.pseudo == -1)
     weights = []
@@ -116,7 +116,7 @@ def test_the_labeler_is_the_model_that_ends_the_first_phase():
         shared, _ = method.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
         weights.append(shared.weights)
         if round >= R1:
-            jax.tree.map(np.testing.assert_array_equal, shared.own, weights[R1])
+            jax.tree.map(np.testing.assert_array_equal, shared.extra, weights[R1])
         data = ServerData(nothing, nothing, None, None, jnp.int32(round))
         state, _ = method.server_update(state, Aggregate(change, jnp.float32(2)), data, jax.random.key(0))
     for before, move, at_end, after in zip(*map(jax.tree.leaves, (first, change, *weights[R1:])), strict=True):

@@ -16,7 +16,7 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Schedule
 from fedjax_ssl.local import Server, Training, Weights
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, Cohort, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, fedsiam, options_class
 from fedjax_ssl.methods.fedsiam_d import Upload
 from tests import toy
@@ -91,9 +91,11 @@ class Data:
         given = [Weights(lc.named(network), lc.float32(its)) for network, its in zip(nets, stats, strict=False)]
         return given[0] if len(given) == 1 else fedsiam.join(*given)
 
-    def shard(self, num_labeled: int, num_unlabeled: int) -> Shard:
+    def client_data(self, num_labeled: int, num_unlabeled: int) -> ClientData:
         labeled = lc.examples(self.pool, self.labeled, num_labeled, self.labels[self.labeled])
-        return Shard(labeled, lc.examples(self.pool, self.unlabeled, num_unlabeled), jnp.asarray(self.labels[self.unlabeled]))
+        return ClientData(
+            labeled, lc.examples(self.pool, self.unlabeled, num_unlabeled), jnp.asarray(self.labels[self.unlabeled])
+        )
 
 
 def expected_client(data, name, options, num_labeled, largest, stats):
@@ -106,7 +108,7 @@ def expected_client(data, name, options, num_labeled, largest, stats):
     batches = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     train_key = jax.random.split(KEY)[1]
     loss = consistency = count = 0
-    released = options.normalization == "released"
+    released = options.divisor == "batch"
     for s in range(EPOCHS * len(batches)):
         batch, epoch = batches[s % len(batches)], s // len(batches)
         keys = jax.random.split(jax.random.fold_in(train_key, s))
@@ -175,7 +177,7 @@ class Case(NamedTuple):
     persistent: bool = False
 
 
-RELEASED = {"normalization": "released", "labeled_repeats": 2, "alpha_counts": "epochs", "alpha_max": 0.81}
+RELEASED = {"divisor": "batch", "labeled_repeats": 2, "alpha_counts": "epochs", "alpha_max": 0.81}
 CASES = {
     "mt": Case("fedsiam_mt", {"alpha_max": 0.87}),
     "mt, persistent": Case("fedsiam_mt", {"alpha_max": 0.87}, persistent=True),
@@ -208,9 +210,9 @@ def test_a_client_update_is_what_the_equations_say(case):
     stats = data.stats if norm else [{}, {}]
     sent = data.weights(*([data.online] if name == "fedsiam_pi" else [data.online, data.target]), stats=stats)
     state = empty_state(method)._replace(weights=sent)
-    shared, own = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
+    shared, per_client = method.broadcast(state, (), Cohort(jnp.zeros(1, jnp.int32), jnp.int32(1)))  # round 2
     kept = fedsiam.FedSiamClientState(jnp.int32(STEPS), jnp.int32(SO_FAR), kept_state(data.momentum) if persistent else ())
-    output = lc.with_costs(method.client_update)(shared, own, kept, data.shard(num_labeled, 4), KEY)
+    output = lc.with_costs(method.client_update)(shared, per_client, kept, data.client_data(num_labeled, 4), KEY)
 
     largest = 0.0 if one_net else getattr(options, "alpha_max", 0.0)
     online, target, stats, momentum, metrics, steps = expected_client(
@@ -258,7 +260,7 @@ def test_the_server_averages_then_trains_on_its_labels_and_the_target_follows(na
         moves[0] = moves[1]
     sent, update = data.weights(*nets), data.weights(*moves)._replace(stats=())
     state = empty_state(method)._replace(weights=sent, fine_tune=kept_state(data.momentum))
-    given = data.shard(3, 4)
+    given = data.client_data(3, 4)
     aggregate = Aggregate(update, jnp.float32(9))
     if one_net:
         stacked = jax.tree.map(lambda u: u[None], Upload(update, jnp.zeros(1)))

@@ -155,7 +155,7 @@ def test_while_one_network_travels_the_target_alone_is_sent_and_becomes_both():
     state, aggregate, metrics = example.choose(np.zeros((3, 3)), 0.0, both_sent=False)
     assert metrics["comm/bytes_up"].total.tolist() == [28, 28, 28]
     assert metrics["client/upload_fraction"].total == 0
-    assert not np.any(state.own.used)
+    assert not np.any(state.extra.used)
     example.assert_averaged(aggregate.update.params, np.zeros((3, 3)))
 
 
@@ -173,4 +173,4 @@ def test_clients_of_weight_zero_leave_the_model_alone():
     assert aggregate.weight == 0
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(aggregate.update.params))
     assert metrics["client/upload_fraction"].weight == 0
-    assert np.all(np.isfinite(state.own.values))
+    assert np.all(np.isfinite(state.extra.values))

@@ -14,9 +14,9 @@ import pytest
 
 from fedjax_ssl import models
 from fedjax_ssl.local import Broadcast, Server, Task, Weights
-from fedjax_ssl.local.forward import forward_batches_of
+from fedjax_ssl.local.forward_passes import forward_batches_of
 from fedjax_ssl.local.optimizers import torch_sgd
-from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard
+from fedjax_ssl.method import Aggregate, ClientData, Cohort, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedtrinet import FedTriNetClientState, FedTriNetOptions, fine_tune
 from fedjax_ssl.ssl import thresholds
@@ -134,13 +134,13 @@ class Problem:
     def inputs(self, *, round, threshold=3.1, seen=True, pseudo=None, weighed=False, labeled=LABELED, unlabeled=UNLABELED):
         labels = np.append(LABELS, [2, 2]).astype(np.int32)
         rows = lc.examples(self.pool, self.labeled_index, labeled, labels)
-        shard = Shard(rows, lc.examples(self.pool, self.index, unlabeled), jnp.asarray(self.true_labels, jnp.int32))
+        client_data = ClientData(rows, lc.examples(self.pool, self.index, unlabeled), jnp.asarray(self.true_labels, jnp.int32))
         pseudo = jnp.asarray(np.append(np.full(UNLABELED, -1) if pseudo is None else pseudo, -1), jnp.int32)
         optimizer = lc.with_leaves(SGD.init(named(self.shared)), named(self.momentum))
         state = FedTriNetClientState(jnp.array(seen), Weights(named(self.last), {}), pseudo, jnp.array(weighed), optimizer)
         weights = Weights(named(self.shared), {})
-        shared = Broadcast(weights, jnp.float32(RATE), jnp.int32(R1 + round), own=jnp.float32(threshold))
-        return shared, (), state, shard, jax.random.key(0)
+        shared = Broadcast(weights, jnp.float32(RATE), jnp.int32(R1 + round), extra=jnp.float32(threshold))
+        return shared, (), state, client_data, jax.random.key(0)
 
     def got(self, **case):
         return method()[1](*self.inputs(**case))
@@ -232,13 +232,10 @@ def test_a_client_without_labels_trains_on_pseudo_labels_of_the_global_model_if_
     assert np.array_equal(np.asarray(second.client_state.pseudo)[:UNLABELED], own) == (not seen)
 
 
-def test_the_threshold_falls_and_is_protected():
+def test_the_threshold_falls_to_half():
     m, rounds = 0.7, jnp.arange(70)
-    for protected in (True, False):
-        late = [1.4 * m] * 35 if protected else [(1 - 0.02 * r) * 2.8 * m for r in range(35, 70)]
-        expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + late
-        got = jax.vmap(lambda r, p=protected: thresholds.falling(jnp.float32(m), r, protected=p))(rounds)
-        np.testing.assert_allclose(got, expected, atol=1e-6)
+    expected = [2.8 * m] * 10 + [(1 - 0.02 * r) * 2.8 * m for r in range(10, 35)] + [1.4 * m] * 35
+    np.testing.assert_allclose(jax.vmap(lambda r: thresholds.falling(jnp.float32(m), r))(rounds), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("without", [0, 1])
@@ -255,7 +252,7 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
     for round in range(R1 + 2):
         shared, _ = made.broadcast(state, clients, Cohort(jnp.arange(2), jnp.int32(round)))
         assert shared.round == round
-        np.testing.assert_allclose(shared.own, expected, rtol=1e-5)
+        np.testing.assert_allclose(shared.extra, expected, rtol=1e-5)
         own = of_cohort._replace(count=jnp.zeros(2, jnp.int32)) if R1 - 1 <= round < R1 - 1 + without else of_cohort
         data = ServerData(nothing, nothing, None, own, jnp.int32(round))
         with forward_batches_of(FORWARD):
@@ -268,9 +265,9 @@ def test_the_base_confidence_is_that_of_the_last_model_of_the_first_phase_on_the
 
 
 def test_fine_tuning_has_no_proximal_term():
-    shared, _, state, shard, key = PROBLEM.inputs(round=0)
+    shared, _, state, client_data, key = PROBLEM.inputs(round=0)
     training = lc.InOrder(SGD, lambda _: None, BATCH, epochs=EPOCHS, prox_mu=0.5)
-    tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, state.last, shard, True, key))()
+    tuned = jax.jit(lambda: fine_tune(task_of(hidden=HIDDEN), training, shared, state.last, client_data, True, key))()
     assert_close(tuned.carry.weights.params, PROBLEM.fine_tuned(PROBLEM.last))
 
 
@@ -285,8 +282,8 @@ def test_fine_tuning_leaves_first_blocks_and_their_statistics_alone():
     last = jax.tree.map(lambda x: x + 0.01, last)  # statistics too are others than the global network's
     message = Broadcast(shared, jnp.float32(RATE))
     first = {"Conv_0", "Conv_1", "BatchNorm_0", "BatchNorm_1"}
-    shard = Shard(labeled, None, None)
-    run = jax.jit(lambda trains: fine_tune(task, training, message, last, shard, trains, jax.random.key(3)))
+    client_data = ClientData(labeled, None, None)
+    run = jax.jit(lambda trains: fine_tune(task, training, message, last, client_data, trains, jax.random.key(3)))
     joined, tuned = run(False).carry.weights, run(True).carry.weights
     for got, start, of_shared, of_last in zip(tuned, joined, shared, last, strict=True):
         assert set(got) == set(of_shared)

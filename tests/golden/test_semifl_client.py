@@ -26,7 +26,7 @@ def test_a_client_update_with_labels_of_each_batch_is_what_the_equations_say():
             loss.extend(lc.cross_entropy(p, y))
             w, m = lc.sgd(w, lc.gradient(x, lc.residual(p, y) / len(y)), m, RATE, decay=lc.DECAY, nesterov=True)
     assert (passed[1::4], passed[3]) == ([[2], [2, 3]], [])
-    options = SemiFLOptions(confidence=CONFIDENCE, pseudo_labels="batch", mix="none")
+    options = SemiFLOptions(confidence=CONFIDENCE, pseudo_labels="local", mix="none")
     views = lc.VIEWS._replace(labeled=lambda key, images: np.nan * images)
     update, weight, momentum, metrics = client.got(
         semifl, options, labels_at=("server",), views=views, rate=RATE, batch_size=BATCH, epochs=EPOCHS

@@ -17,7 +17,7 @@ import pytest
 from fedjax_ssl.local import Server, Task, substream
 from fedjax_ssl.local.optimizers import torch_sgd
 from fedjax_ssl.local.server import StaticNorm
-from fedjax_ssl.method import Aggregate, Cohort, DataSpec, ServerData, Shard, averaged, summed
+from fedjax_ssl.method import Aggregate, ClientData, Cohort, DataSpec, ServerData, averaged, summed
 from fedjax_ssl.methods.semifl import SemiFLOptions, semifl
 from fedjax_ssl.models import ModelFns, norm
 from tests.golden import linear_clients as lc
@@ -63,8 +63,8 @@ class Data:
         self.clients = [order[9::2], order[8::2], order[:8]]
         self.confidence = np.sort(confidence)[[10, 11]].mean()
 
-    def shard(self, k):
-        return Shard(None, lc.examples(self.pool, self.clients[k], 8), jnp.zeros(8, jnp.int32))
+    def client_data(self, k):
+        return ClientData(None, lc.examples(self.pool, self.clients[k], 8), jnp.zeros(8, jnp.int32))
 
     def server(self, number):
         labeled = lc.examples(self.pool, np.arange(LABELED), LABELED, lc.LABELS)
@@ -173,7 +173,7 @@ def engines(data):
     for number in range(ROUNDS):
         shared, _ = method.broadcast(state, clients, Cohort(jnp.arange(3), jnp.int32(number), ROUNDS))
         own = [jax.tree.map(lambda x, k=k: x[k], clients) for k in range(3)]
-        outputs = [of_client(shared, (), own[k], data.shard(k), key) for k, key in enumerate(keys(number))]
+        outputs = [of_client(shared, (), own[k], data.client_data(k), key) for k, key in enumerate(keys(number))]
         clients, update, weight = (
             jax.tree.map(lambda *x: jnp.stack(x), *(getattr(one, name) for one in outputs))
             for name in ("client_state", "update", "weight")

@@ -15,7 +15,7 @@ from tests.golden import linear_clients as lc
 
 ROUNDS, LABELS, STEPS = 8, 20, 2
 RATE = 0.03
-PLAIN = {"data__weak": "none", "server__batch_size": LABELS, "server__epochs": STEPS, "rounds": ROUNDS}
+PLAIN = {"data__weak": "none", "server__training__batch_size": LABELS, "server__training__epochs": STEPS, "rounds": ROUNDS}
 
 
 def cosine(t: int) -> float:
@@ -26,10 +26,10 @@ def cosine(t: int) -> float:
 class Server:
     """The server of a tiny experiment with a linear network, and its labeled data in float64."""
 
-    def __init__(self, method="fixmatch", *, tsa="", pretrain=0, training="after", momentum=0.5, **overrides):
-        keys = {f"server__optimizer__{key}": value for key, value in overrides.items()}
-        keys |= {"server__pretrain": pretrain, "server__training": training, "server__momentum": momentum}
-        keys |= {"method__tsa": tsa} if tsa else {}
+    def __init__(self, method="fixmatch", *, pretrain=0, training="after", momentum=0.5, **overrides):
+        keys = {f"server__training__optimizer__{key}": value for key, value in overrides.items()}
+        keys |= {"server__training__pretrain": pretrain, "server__training__when": training}
+        keys |= {"server__optimizer__momentum": momentum}
         experiment = tiny.experiment(method, network="linear", labels_at="server", **PLAIN, **keys)
         self.method, self.data = experiment.method, experiment.problem.data
         self.state, _ = jax.jit(lambda key: self.method.init(key, experiment.problem.spec))(jax.random.key(0))
@@ -59,13 +59,11 @@ class Server:
         (layer,) = state.weights.params.values()
         return {name: np.asarray(leaf, np.float64) for name, leaf in layer.items()}
 
-    def expected(self, step, rate: float, steps: int = STEPS, kept=lambda p: np.ones(LABELS)) -> dict[str, np.ndarray]:
-        """The weights after steps from the state's, on the examples that are kept by their outputs."""
+    def expected(self, step, rate: float, steps: int = STEPS) -> dict[str, np.ndarray]:
+        """The weights after steps from the state's."""
         w = self.layer(self.state)
         for _ in range(steps):
-            p = lc.outputs(w, self.x)
-            keep = kept(p)
-            w = step(w, lc.gradient(self.x, (p - self.y) * keep[:, None] / max(keep.sum(), 1)), rate)
+            w = step(w, lc.gradient(self.x, (lc.outputs(w, self.x) - self.y) / LABELS), rate)
         return w
 
 

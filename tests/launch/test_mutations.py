@@ -24,7 +24,7 @@ MANY = settings(SOME, max_examples=2000, derandomize=False)
 SMALL = ("mlp", "linear", "cnn")
 OVERRIDES = (
     f"seeds={10**12}", f"data.num_clients={10**20}", f"seed={10**20}", "client.optimizer.learning_rate=inf",
-    "server.learning_rate=1e39", f"model.width={10**10}", "model.width=4096", f"method.prox_mu=1{'0' * 400}",
+    "server.optimizer.learning_rate=1e39", f"model.width={10**10}", "model.width=4096", f"method.prox_mu=1{'0' * 400}",
     f"client.epochs={2**31 - 1}", f"client.batch_size={2**31 - 1}", "log_to=tensorbord", "rounds=" + "9" * 5000,
     "data.strong=" + "x" * 5000,
 )  # fmt: skip

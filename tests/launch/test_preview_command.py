@@ -51,7 +51,9 @@ def test_methods_for_labels_at_the_server_refuse_the_others(method):
 
 
 def test_statistics_that_are_not_static_need_no_data_of_the_clients():
-    requires = tiny.experiment("fixmatch", labels_at="clients", server__sbn_data="all", model__norm="running").method.requires
+    requires = tiny.experiment(
+        "fixmatch", labels_at="clients", server__static_norm__data="all", model__norm="running"
+    ).method.requires
     assert not requires.pool
     assert not requires.next_cohort
 

@@ -71,7 +71,7 @@ def test_a_table_runs_once_and_names_what_failed(tmp_path, capfd):
     file.write_text(
         'config = "digits:{row}"\nseeds = 2\nrows = ["supervised"]\n'
         '[set]\n"rounds" = 2\n"model.name" = "linear"\n[columns]\n'
-        'plain = {}\n"lr 1e30" = { set = { "server.optimizer.learning_rate" = 1e30 } }\n'
+        'plain = {}\n"lr 1e30" = { set = { "server.training.optimizer.learning_rate" = 1e30 } }\n'
         '[paper]\nsupervised = { plain = "12.5 ± 1.0" }\n'
     )
     arguments = [str(file), f"--workdir={tmp_path / 'out'}", "--jobs=2"]

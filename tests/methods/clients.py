@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.experiment.build import plan_of
 from fedjax_ssl.local import Task
-from fedjax_ssl.method import Cohort, Shard
+from fedjax_ssl.method import ClientData, Cohort
 from fedjax_ssl.simulation.round import attach, gather
 from tests import tiny
 from tests.golden.linear_clients import flat, with_costs
@@ -24,7 +24,7 @@ class Client:
         self.method, data, spec = self.experiment.method, self.experiment.problem.data, self.experiment.problem.spec
         server, self.clients = jax.jit(lambda key: self.method.init(key, spec))(jax.random.key(0))
         self.weights, self.task = jax.tree.map(lambda x: scale * x, server.weights), task_of(self.experiment)
-        measured = {"own": jnp.float32(0.1)} if method == "fedtrinet" else {}  # its base confidence
+        measured = {"extra": jnp.float32(0.1)} if method == "fedtrinet" else {}  # its base confidence
         self.server = server._replace(weights=self.weights, **measured)
         self.kept = jax.tree.map(lambda x: x[0], self.clients)
         self.images, self.labels = jnp.asarray(data.train.images), jnp.asarray(data.train.labels)
@@ -40,10 +40,10 @@ class Client:
         weights.params[name]["bias"] = jnp.zeros(10).at[3].set(bias)
         return weights
 
-    def shard(self, labeled=None, unlabeled=None) -> Shard:
+    def client_data(self, labeled=None, unlabeled=None) -> ClientData:
         """Its data, or the first so many of either kind."""
         counts = [own if given is None else given for given, own in zip((labeled, unlabeled), self.counts, strict=True)]
-        return Shard(
+        return ClientData(
             Examples(self.images, self.labeled, jnp.int32(counts[0]), self.labels[self.labeled]),
             Examples(self.images, self.unlabeled, jnp.int32(counts[1]), None),
             self.labels[self.unlabeled],
@@ -51,9 +51,9 @@ class Client:
 
     def arguments(self, labeled=None, unlabeled=None, *, round=0, weights=None, kept=None):
         server = self.server if weights is None else self.server._replace(weights=weights)
-        shared, own = self.broadcast(server, self.clients, Cohort(jnp.arange(5), jnp.int32(round), jnp.int32(8)))
-        own = jax.tree.map(lambda x: x[0], own)
-        return shared, own, self.kept if kept is None else kept, self.shard(labeled, unlabeled), jax.random.key(1)
+        shared, per_client = self.broadcast(server, self.clients, Cohort(jnp.arange(5), jnp.int32(round), jnp.int32(8)))
+        per_client = jax.tree.map(lambda x: x[0], per_client)
+        return shared, per_client, self.kept if kept is None else kept, self.client_data(labeled, unlabeled), jax.random.key(1)
 
     def __call__(self, *counts, **call):
         return self.update(*self.arguments(*counts, **call))
@@ -63,8 +63,8 @@ class Client:
 
     def without_what_lies_beyond(self, **call):
         """What it returns where images beyond the counts are white, and all labels but those of its labeled examples wrong."""
-        images, labels, shard = self.images, self.labels, self.shard(call.get("labeled"), call.get("unlabeled"))
-        labeled, unlabeled = int(shard.labeled.count), int(shard.unlabeled.count)
+        images, labels, client_data = self.images, self.labels, self.client_data(call.get("labeled"), call.get("unlabeled"))
+        labeled, unlabeled = int(client_data.labeled.count), int(client_data.unlabeled.count)
         self.images = images.at[self.labeled[labeled:]].set(255).at[self.unlabeled[unlabeled:]].set(255)
         self.labels = (labels + 1).at[self.labeled[:labeled]].set(labels[self.labeled[:labeled]])
         try:

@@ -20,7 +20,7 @@ NAMES = ("freematch_central", "fixmatch_central")
 
 class Server:
     def __init__(self, name, network="linear", **overrides):
-        overrides = {"server__epochs": 0, "server__steps": 3, "method__mu": 2, **overrides}
+        overrides = {"server__training__epochs": 0, "server__training__steps": 3, "method__mu": 2, **overrides}
         self.experiment = tiny.experiment(name, network=network, **overrides)
         self.method, problem = self.experiment.method, self.experiment.problem
         self.data = server_data(self.experiment, range(5))
@@ -72,7 +72,7 @@ def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_av
 
 
 def test_static_statistics_are_those_of_the_evaluated_average():
-    server = Server("fixmatch_central", network="cnn", server__sbn_data="labeled")
+    server = Server("fixmatch_central", network="cnn", server__static_norm__data="labeled")
     task, static_norm = task_of(server.experiment), _server(server.experiment.settings).static_norm
     collect = jax.jit(lambda weights: with_statistics(task, static_norm, weights, server.data).stats)
     state, _ = server.round(server.state, server.data)
@@ -84,14 +84,16 @@ def test_static_statistics_are_those_of_the_evaluated_average():
 @pytest.mark.parametrize("name", NAMES)
 def test_with_batch_norm_one_pass_sees_labeled_weak_and_strong_views_with_a_dropout_key(monkeypatch, name):
     passes = recorded_passes(monkeypatch)
-    Server(name, network="cnn", model__norm="batch", server__batch_size=5).shapes()
+    Server(name, network="cnn", model__norm="batch", server__training__batch_size=5).shapes()
     ((size, _, key),) = passes
     assert size == 5 + 2 * 2 * 5
     assert key is not None
 
 
 def test_epochs_are_those_of_the_labeled_data():
-    server = Server("fixmatch_central", server__epochs=2, server__steps=0, server__batch_size=8)  # 20 labels
+    server = Server(
+        "fixmatch_central", server__training__epochs=2, server__training__steps=0, server__training__batch_size=8
+    )  # 20 labels
     training = _server(server.experiment.settings).fine_tune
     inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.split(jax.random.key(0))))
     assert inputs.labeled.positions.shape == (2 * 3, 8)
@@ -100,7 +102,7 @@ def test_epochs_are_those_of_the_labeled_data():
 
 def test_the_optimizer_is_kept_where_it_persists():
     (kept, kept_after), (fresh, fresh_after) = (
-        Server("fixmatch_central", server__optimizer__persistent=persistent).shapes() for persistent in (True, False)
+        Server("fixmatch_central", server__training__optimizer__persistent=persistent).shapes() for persistent in (True, False)
     )
     assert jax.tree.leaves(kept.optimizer)
     assert kept == kept_after

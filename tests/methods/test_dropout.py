@@ -33,10 +33,10 @@ def test_every_training_pass_of_a_client_has_a_dropout_key(monkeypatch, case):
 @pytest.mark.parametrize("consistency", ["sacr", "sam", "none"])
 def test_all_passes_of_a_step_share_one_dropout_key(monkeypatch, consistency):
     client, passes = Client("fl2"), recorded_passes(monkeypatch)
-    shard = client.shard()
-    mask = shard.unlabeled.mask
-    labeling = Labeling(shard.true_labels, mask, mask, jnp.ones(()), jnp.ones(len(mask)), jnp.ones(10))
-    gradient = client_gradient(client.task, FL2Options(consistency=consistency), shard, labeling)
+    client_data = client.client_data()
+    mask = client_data.unlabeled.mask
+    labeling = Labeling(client_data.true_labels, mask, mask, jnp.ones(()), jnp.ones(len(mask)), jnp.ones(10))
+    gradient = client_gradient(client.task, FL2Options(consistency=consistency), client_data, labeling)
 
     @jax.jit
     def keys_of_a_step(key):  # XLA drops the step itself
@@ -51,7 +51,7 @@ def test_all_passes_of_a_step_share_one_dropout_key(monkeypatch, consistency):
 
 def test_each_supervised_step_drops_by_its_own_key_and_collecting_statistics_by_none(monkeypatch):
     client, passes = Client("fedavg"), recorded_passes(monkeypatch)
-    task, examples = client.task, client.shard().labeled
+    task, examples = client.task, client.client_data().labeled
     gradient = local.supervised_gradient(task, examples)
     for step in (0, 1):
         gradient(client.weights, BATCH, jax.random.fold_in(jax.random.key(3), step))
@@ -81,7 +81,7 @@ def dropping(monkeypatch):
 
 def test_a_step_drops_where_the_network_does(monkeypatch, dropping):
     client = Client("fedavg")
-    gradient = local.supervised_gradient(client.task, client.shard().labeled)
+    gradient = local.supervised_gradient(client.task, client.client_data().labeled)
     steps = [gradient(client.weights, BATCH, jax.random.key(0)) for _ in range(2)]
     jax.tree.map(np.testing.assert_array_equal, *steps)
     monkeypatch.setattr(objectives, "dropout_key", lambda key: None)

@@ -20,7 +20,7 @@ def close(a, b) -> bool:
 
 class Run(Client):
     def __init__(self):
-        super().__init__("fedcon", client__epochs=0, client__steps=2, server__epochs=1, method__target_decay=0.9)
+        super().__init__("fedcon", client__epochs=0, client__steps=2, server__training__epochs=1, method__target_decay=0.9)
         self.change = self().update
         self.server_update = jax.jit(self.method.server_update)
         # A later round's state: with momentum, and a teacher that is not the model.
@@ -42,8 +42,8 @@ def run():
 def test_without_labels_the_server_averages_backbones_and_keeps_classifier_and_teacher(run):
     got, state = run.at_end(run.state, run.change, labels=0), run.state
     assert same(got.weights.params["Dense_1"], state.weights.params["Dense_1"])
-    assert same(got.own.params, state.own.params)
-    assert got.own.steps == state.own.steps
+    assert same(got.extra.params, state.extra.params)
+    assert got.extra.steps == state.extra.steps
     # With the momentum .5 of the tiny config; kernel and bias are the leaves of both trees.
     momentum = jax.tree.leaves(state.optimizer)
     assert all(np.any(v) for v in momentum)
@@ -57,9 +57,9 @@ def test_the_server_trains_from_the_average(run):
     lost = jax.tree.map(lambda x: x * jnp.nan, run.change)  # of a round without clients
     one, other = run.at_end(run.state, run.change), run.at_end(averaged, lost, weight=0.0)
     assert close(one.weights, other.weights)
-    assert close(one.own.params, other.own.params)
+    assert close(one.extra.params, other.extra.params)
     assert not close(one.weights.params["Dense_1"], run.state.weights.params["Dense_1"])
-    assert [int(state.own.steps) for state in (run.server, run.state, one)] == [0, 2, 4]  # 20 labels in batches of 10
+    assert [int(state.extra.steps) for state in (run.server, run.state, one)] == [0, 2, 4]  # 20 labels in batches of 10
 
 
 def test_views_and_dropout_masks_are_drawn_apart():

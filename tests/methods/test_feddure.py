@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.local import Training
-from fedjax_ssl.methods.feddure import FedDureOptions, own_batch_size
+from fedjax_ssl.methods.feddure import FedDureOptions, client_batch_size
 from tests.methods.clients import flat, recorded_passes
 from tests.methods.test_labels_at_clients import EPOCHS, client_of
 
@@ -28,8 +28,8 @@ from tests.methods.test_labels_at_clients import EPOCHS, client_of
     ],
 )
 def test_a_clients_own_batch_size_is_the_released_codes_rule(labeled, unlabeled, expected):
-    assert own_batch_size(np.int32(labeled), np.int32(unlabeled), 10) == expected
-    assert own_batch_size(jnp.int32(labeled), jnp.int32(unlabeled), 10) == expected
+    assert client_batch_size(np.int32(labeled), np.int32(unlabeled), 10) == expected
+    assert client_batch_size(jnp.int32(labeled), jnp.int32(unlabeled), 10) == expected
 
 
 def test_the_shape_of_unlabeled_batches_is_the_largest_clients():

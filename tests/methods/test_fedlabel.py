@@ -47,7 +47,7 @@ def test_a_client_without_labels_learns_from_what_it_and_the_global_model_agree_
 
 
 def test_where_nobody_is_sure_w_u_stays_and_labels_train_alone_and_in_halves_half_as_far():
-    released = {"counts": "passing", "aggregation": "halves", "normalize": "passing", "proximity": 10.0}
+    released = {"counts": "passing", "aggregation": "halves", "divisor": "used", "proximity": 10.0}
     client = client_of(method__confidence=1.0, **{f"method__{key}": value for key, value in released.items()})
     output = client()
     assert (output.weight, output.update.used) == (1, 1)

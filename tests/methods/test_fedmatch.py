@@ -63,17 +63,17 @@ def test_with_labels_at_the_clients_one_without_labels_trains_psi_alone(at_clien
 def test_helpers_cost_nothing_in_rounds_without_them(at_server):
     """Under vmap a condition that differs between clients computes both sides; this one is the cohort's."""
     method, cohort = at_server.method, Cohort(jnp.arange(5), jnp.int32(0))
-    shard = at_server.shard()
+    client_data = at_server.client_data()
 
     def update(server, clients, key):
-        shared, own = method.broadcast(server, clients, cohort)
+        shared, per_client = method.broadcast(server, clients, cohort)
         kept = jax.tree.map(lambda x: x[cohort.ids], clients)
 
-        def one(own, kept, count):
-            unlabeled = shard.unlabeled._replace(count=count)
-            return method.client_update(shared, own, kept, shard._replace(unlabeled=unlabeled), key)
+        def one(per_client, kept, count):
+            unlabeled = client_data.unlabeled._replace(count=count)
+            return method.client_update(shared, per_client, kept, client_data._replace(unlabeled=unlabeled), key)
 
-        return jax.vmap(one)(own, kept, 20 + cohort.ids)
+        return jax.vmap(one)(per_client, kept, 20 + cohort.ids)
 
     program = jax.make_jaxpr(update)(at_server.server, at_server.clients, jax.random.key(0))
     conditions = [eqn for eqn in equations(program.jaxpr) if eqn.primitive.name == "cond"]
@@ -99,7 +99,7 @@ def test_the_bytes_of_many_helpers_are_more_than_an_int32_holds():
 
     def received(x):
         psi = {"w": jnp.broadcast_to(x, (size,))}  # which the compiler never stores
-        shared = Broadcast(Weights(Parts(psi, psi), ()), x, own=jnp.array(True))
+        shared = Broadcast(Weights(Parts(psi, psi), ()), x, extra=jnp.array(True))
         helpers = module.Helpers({"w": jnp.broadcast_to(x + 1, (count, size))}, jnp.ones(count, bool))
         return module.bytes_down(shared, helpers, module.FedMatchClientState(jnp.array(False), x, psi, ()))
 

@@ -19,7 +19,7 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     # One network in rounds 1 and 2, and all layers uploaded in round 3.
     curve = {"method__curve": "rectangle", "method__saved": 1 / 3, "method__pi_rounds": 2, "method__end_round": 4, "rounds": 3}
     data = {"data__num_clients": 6, "data__labels_at": "clients", "data__num_labels": 60}
-    training = {"cohort_size": 3, "client__epochs": 3, "client__batch_size": 16, "server__momentum": 0.0}
+    training = {"cohort_size": 3, "client__epochs": 3, "client__batch_size": 16, "server__optimizer__momentum": 0.0}
     experiment = tiny.experiment("fedsiam_d", network="linear", eval_every=1, **curve, **data, **training)
     rows = []
     for state, row in experiment.rounds():

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ssl import local
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Shard
+from fedjax_ssl.method import ClientData
 from fedjax_ssl.methods.fl2 import FL2Options, pseudo_label
 from tests import engine, tiny
 from tests.methods.clients import Client, finite, norm, same
@@ -51,8 +51,8 @@ def labeling(monkeypatch, true=(0, 0, 2, 1, 2), **options):
     """Pseudo-labels of five images whose softmax outputs are PROBS; the last is padding."""
     monkeypatch.setattr(local, "class_probabilities", lambda *_: jnp.asarray(PROBS))
     unlabeled = Examples(None, jnp.arange(5), jnp.int32(4), None)
-    shard = Shard(unlabeled, unlabeled, jnp.array(true))
-    return pseudo_label(None, FL2Options(**options), None, shard, None)
+    client_data = ClientData(unlabeled, unlabeled, jnp.array(true))
+    return pseudo_label(None, FL2Options(**options), None, client_data, None)
 
 
 # tau = mean(.97, .5, .8, .96) = .8075; pbar = (.6325, .2875, .08), so tau(c) = (.8075, .3670, .1021).

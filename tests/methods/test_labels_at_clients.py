@@ -38,7 +38,7 @@ def test_pseudo_labels_of_the_global_model_at_the_clients():
 
 
 def test_a_server_without_labels_does_not_train_before_round_1():
-    experiment = tiny.experiment("fedavg", network="linear", server__pretrain=3)
+    experiment = tiny.experiment("fedavg", network="linear", server__training__pretrain=3)
     method = experiment.method
     state, _ = method.init(jax.random.key(0), experiment.problem.spec)
     assert state.fine_tune == ()

@@ -30,25 +30,21 @@ RANGES = {
     "a number in (0, 1)": "fedsiam_mt.alpha_max=1.0",
     "true or false": "fixmatch.strict=yes",
     "cat, fixed": "fl2.threshold=adaptive",
-    "global, batch (did you mean 'global'?)": "semifl.pseudo_labels=local",
+    "global, local": "semifl.pseudo_labels=batch",
     "global, local (did you mean 'local'?)": "fixmatch.pseudo_labels=locl",
-    "accepted, batch": "fixmatch.divisor=all",
-    "none, linear, log, exp": "uda.tsa=tanh",
+    "used, batch": "fixmatch.divisor=all fedlabel.divisor=passing fedsiam_d.divisor=paper",
     "both, no_c, no_f": "feddure.regulators=none",
     "variance, entropy": "fedlabel.measure=var",
     "both, local, global": "fedlabel.experts=none",
-    "batch, passing": "fedlabel.normalize=all",
     "mse, kl": "fedsiam_pi.consistency=l1",
 }
 """What is accepted -> values that are not, as method.key=value."""
 RECTANGLE = {"curve": "rectangle"}
 PHASES = ("fedsem.labeled_rounds", "fedtrinet.labeled_rounds", "fedsiam_d.pi_rounds", "fedlabel.burn_in")
 TOGETHER = [
-    ("semifl", {"pseudo_labels": "batch"}, "mix: got 'mixup' with method.pseudo_labels=batch, accepted: none"),
+    ("semifl", {"pseudo_labels": "local"}, "mix: got 'mixup' with method.pseudo_labels=local, accepted: none"),
     ("fixmatch", {"pseudo_labels": "local", "batches": "accepted"},
      "batches: got 'accepted' with method.pseudo_labels=local, accepted: all"),
-    ("freematch_central", {"least_threshold": 0.9, "most_threshold": 0.5},
-     "least_threshold: got 0.9, accepted: a number in [0, method.most_threshold = 0.5]"),
     ("fedlabel", {"burn_in": 4.0}, "burn_in: got 4, accepted: a number <= 3, with rounds = 4"),
     ("fedtrinet", {"labeled_rounds": 4.0}, "labeled_rounds: got 4, accepted: a number <= 3, with rounds = 4"),
     ("fedsem", {"labeled_rounds": 1.5},

@@ -52,7 +52,7 @@ def experiment(name: str, **execution: Any) -> Experiment:
     """One round of a case."""
     if name.startswith("digits_"):
         config, dataset = digits.get_config(name.removeprefix("digits_")), None
-        config.client.epochs = config.server.epochs = 1
+        config.client.epochs = config.server.training.epochs = 1
     else:
         case = CASES[name]
         size = BATCH_SIZES[case.dataset]

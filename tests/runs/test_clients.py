@@ -10,7 +10,7 @@ import pytest
 import fedjax_ssl
 from fedjax_ssl.local import Weights
 from fedjax_ssl.method import ClientOutput
-from fedjax_ssl.metrics import Each, num_bytes
+from fedjax_ssl.metrics import PerClient, num_bytes
 from fedjax_ssl.runs.clients import ClientsLog
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
@@ -54,12 +54,14 @@ def test_records_survive_a_stop_and_a_resume_without_duplicates_and_change_no_re
 def vectors(aggregator):
     """A method whose client k sends the parameters (k + 1, 1), and statistics, with weight |D_k|; client 3 sends NaN."""
 
-    def client_update(shared, own, state, shard, key):
+    def client_update(shared, per_client, state, client_data, key):
         del shared, key
-        first = jnp.where(own == 3, jnp.nan, own + 1.0)
+        first = jnp.where(per_client == 3, jnp.nan, per_client + 1.0)
         params = {"w": jnp.zeros(()), "v": jnp.stack([first, jnp.ones(())])}
         update = Weights(params, {"mean": jnp.full(3, 1000.0)})
-        return ClientOutput(update, shard.unlabeled.count.astype(jnp.float32), state, {"client/k": Each(own + 0.5)})
+        return ClientOutput(
+            update, client_data.unlabeled.count.astype(jnp.float32), state, {"client/k": PerClient(per_client + 0.5)}
+        )
 
     return toy.method(aggregator="sum")._replace(
         client_update=client_update, server_update=lambda server, aggregate, data, key: (server, {}), aggregator=aggregator

@@ -15,7 +15,7 @@ from tests.commands import launch, refused, rows, succeeded
 from tests.runs.test_resume import assert_same_checkpoint
 
 pytestmark = pytest.mark.usefixtures("own_methods")
-CONSTANT = ("--config.client.optimizer.schedule=constant", "--config.server.optimizer.schedule=constant")
+CONSTANT = ("--config.client.optimizer.schedule=constant", "--config.server.training.optimizer.schedule=constant")
 
 
 def test_a_finished_run_with_more_rounds_equals_a_run_of_so_many_rounds_bit_for_bit(tmp_path, config):
@@ -50,12 +50,15 @@ def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp
     ("method", "overrides", "what"),
     [
         ("fixmatch", {}, ""),
-        ("fixmatch", {"server__optimizer__schedule": "cosine_7_16"}, "server.optimizer.schedule=cosine_7_16"),
-        ("fedavg", {"server__optimizer__schedule": "cosine"}, ""),  # its server has no labels to train on
+        (
+            "fixmatch",
+            {"server__training__optimizer__schedule": "cosine_7_16"},
+            "server.training.optimizer.schedule=cosine_7_16",
+        ),
+        ("fedavg", {"server__training__optimizer__schedule": "cosine"}, ""),  # its server has no labels to train on
         ("fedsem", {"method__labeled_rounds": 0.5}, "method.labeled_rounds=0.5"),
         ("fedsiam_d", {"method__end_round": 3}, "method.name=fedsiam_d, which reads the number of rounds"),
         ("fedcon", {}, "method.name=fedcon, which reads the number of rounds"),
-        ("uda", {"method__tsa": "linear"}, "method.name=uda, which reads the number of rounds"),
     ],
 )
 def test_what_depends_on_the_number_of_rounds_is_found_in_the_program(method, overrides, what):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.reliability
 
 def config(method: str, labels_at: str):
     """Two of four clients a round, so that some take part again after the resume, with the momentum they kept."""
-    quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__epochs": 1}
+    quick = {"data__num_clients": 4, "cohort_size": 2, "client__epochs": 0, "client__steps": 2, "server__training__epochs": 1}
     quick |= {"network": "cnn", "rounds": 4, "execution__strategy": "scan", "execution__conv": "cpu"}
     return tiny.config(method, labels_at=labels_at, **tiny.confident(method) | quick)
 

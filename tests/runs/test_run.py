@@ -89,7 +89,7 @@ def test_another_config_in_the_workdir_is_refused_with_the_keys_and_overwrite_st
 
 def test_divergence_is_named(tmp_path, fixmatch):
     """Here the server's; that of the clients is in test_several_run."""
-    overrides = ("--config.server.optimizer.learning_rate=1e37", "--config.server.epochs=5")
+    overrides = ("--config.server.training.optimizer.learning_rate=1e37", "--config.server.training.epochs=5")
     diverged = launch(fixmatch, f"--workdir={tmp_path / 'run'}", *overrides)
     assert diverged.returncode == 1
     assert "the global model holds NaN or infinity" in diverged.stderr

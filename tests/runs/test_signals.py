@@ -30,10 +30,10 @@ STALLS = CONFIG.replace(
                 print("begun", flush=True)
             return numpy.int32(2**31 - 1 if times >= 2 else 0)
 
-        def client_update(shared, own, times, shard, key):
+        def client_update(shared, per_client, times, client_data, key):
             count = jax.experimental.io_callback(begin, jax.ShapeDtypeStruct((), "int32"), times)
             zero = jax.lax.fori_loop(0, count, lambda i, x: x * 0.5, 0.0)
-            return method.client_update({"params": shared["params"] + zero}, own, times, shard, key)
+            return method.client_update({"params": shared["params"] + zero}, per_client, times, client_data, key)
 
         return method._replace(client_update=client_update)
 

@@ -14,13 +14,15 @@ def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_c
         return from_words(config, methods, keys)
 
     table = made(
-        *("client.optimizer.learning_rate=.01", "server.learning_rate=1,.5", "data.num_labels=10"),
+        *("client.optimizer.learning_rate=.01", "server.optimizer.learning_rate=1,.5", "data.num_labels=10"),
         config="digits:{method}",
         methods="fl2,uda",
     )
-    rates = [f"client.optimizer.learning_rate=.01, server.learning_rate={rate}, num_labels=10" for rate in ("1", ".5")]
+    rates = [
+        f"client.optimizer.learning_rate=.01, server.optimizer.learning_rate={rate}, num_labels=10" for rate in ("1", ".5")
+    ]
     assert [*table.columns] == rates
-    keys = "client.optimizer.learning_rate: .01; server.learning_rate: 1, .5; data.num_labels: 10"
+    keys = "client.optimizer.learning_rate: .01; server.optimizer.learning_rate: 1, .5; data.num_labels: 10"
     assert table.about == f"method: fl2, uda; {keys} (digits:{{method}})"
     one = made("client.optimizer.learning_rate=.1,.2")
     assert [*one.columns] == ["learning_rate=.1", "learning_rate=.2"]

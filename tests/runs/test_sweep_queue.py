@@ -126,7 +126,7 @@ def test_a_folder_keeps_its_sweep(tmp_path, starting):
     starting(failing)
     assert launch(*DIGITS, "--set=client.epochs=1", cwd=tmp_path, program=sweep).returncode == 1
     first = (tmp_path / "out" / "sweep.json").read_text()
-    line = refused(*DIGITS, "--set=server.epochs=1", cwd=tmp_path, program=sweep)
+    line = refused(*DIGITS, "--set=server.training.epochs=1", cwd=tmp_path, program=sweep)
     assert "--workdir: got out, which has another sweep, with 'epochs=1', accepted: another --workdir" in line
     assert (tmp_path / "out" / "sweep.json").read_text() == first
     assert launch(*DIGITS, "--set=client.epochs=1,2", cwd=tmp_path, program=sweep).returncode == 1  # it has grown

@@ -63,9 +63,11 @@ def test_streams_do_not_share_keys():
 def test_clients_and_server_draw_from_keys_of_their_run_their_round_and_a_clients_id():
     made = toy.method()
 
-    def client_update(shared, own, state, shard, key):
-        output = made.client_update(shared, own, state, shard, key)
-        return output._replace(metrics={**output.metrics, "client/draw": Sum(jax.random.uniform(key)), "client/own": Sum(own)})
+    def client_update(shared, per_client, state, client_data, key):
+        output = made.client_update(shared, per_client, state, client_data, key)
+        return output._replace(
+            metrics={**output.metrics, "client/draw": Sum(jax.random.uniform(key)), "client/own": Sum(per_client)}
+        )
 
     def server_update(server, aggregate, data, key):
         server, metrics = made.server_update(server, aggregate, data, key)

@@ -10,7 +10,7 @@ from fedjax_ssl.data.profiles import Profiles
 from fedjax_ssl.local import Server, ServerState, Weights
 from fedjax_ssl.local.server import average_with_server, server_step
 from fedjax_ssl.method import Aggregate, ClientOutput, Requires
-from fedjax_ssl.metrics import Each, Mean, Sum, mean
+from fedjax_ssl.metrics import Mean, PerClient, Sum, mean
 from fedjax_ssl.simulation import contract, rng
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.simulator import Simulator
@@ -23,8 +23,8 @@ ONE = Sum(jnp.int32(1))
 def wide_method():
     """As the toy's, with three numbers in place of one, and a float for each client as its state."""
 
-    def client_update(shared, own, state, shard, key):
-        count = shard.unlabeled.count.astype(jnp.float32)
+    def client_update(shared, per_client, state, client_data, key):
+        count = client_data.unlabeled.count.astype(jnp.float32)
         return ClientOutput({"w": -jnp.full(3, count)}, count, state + 0.5, {"client/loss": mean(count)})
 
     return toy.method()._replace(
@@ -75,8 +75,8 @@ def replaced(**fields):
 def in_lists(method):
     """The method with each client's state in a list, of which its clients make a tuple."""
 
-    def update(shared, own, state, *rest):
-        return method.client_update(shared, own, state[0], *rest)._replace(client_state=(state[0],))
+    def update(shared, per_client, state, *rest):
+        return method.client_update(shared, per_client, state[0], *rest)._replace(client_state=(state[0],))
 
     return method._replace(init=lambda *args: (method.init(*args)[0], [method.init(*args)[1]]), client_update=update)
 
@@ -108,7 +108,7 @@ REFUSED = {
         client_state=lambda _: ()
     ),
     "client_update: client_state: got PyTreeDef((*,)), accepted: PyTreeDef([*]), as the method's init gives it": in_lists,
-    "client_update: metric 'loss': got float, accepted: metrics.mean(values, mask), or Mean, Sum, Each": client(
+    "client_update: metric 'loss': got float, accepted: metrics.mean(values, mask), or Mean, Sum, PerClient": client(
         metrics=metric("loss", 3.0)
     ),
     "client_update: metric 'loss': got float32[3], float32[3], accepted: scalars": client(
@@ -120,8 +120,8 @@ REFUSED = {
         metrics=metric("client/loss")
     ),
     f"server_update: metric 'round': {ITS_OWN}": server(metrics=metric("round")),
-    "server_update: metric 'x': got Each, accepted: metrics.mean(values, mask), or Mean, Sum": server(
-        metrics=metric("x", Each(jnp.ones(())))
+    "server_update: metric 'x': got PerClient, accepted: metrics.mean(values, mask), or Mean, Sum": server(
+        metrics=metric("x", PerClient(jnp.ones(())))
     ),
     "server_update: metric 'x': got int32[2], int32[], accepted: scalars, or arrays [5] of the cohort's clients": server(
         metrics=metric("x", Sum(jnp.ones(2, jnp.int32)))
@@ -148,10 +148,10 @@ REFUSED = {
     "init: the client states: got float32[6], accepted: a leading axis of 7, all clients": lambda method: method._replace(
         init=lambda *args: ({"w": jnp.zeros(3)}, jnp.zeros(6))
     ),
-    "broadcast: own: got int32[4], accepted: a leading axis of 5, the cohort": replaced(
+    "broadcast: per_client: got int32[4], accepted: a leading axis of 5, the cohort": replaced(
         broadcast=lambda server, clients, cohort: (server, cohort.ids[:4])
     ),
-    "broadcast: got dict, accepted: a pair (shared, own)": replaced(broadcast=lambda server, *_: server),
+    "broadcast: got dict, accepted: a pair (shared, per_client)": replaced(broadcast=lambda server, *_: server),
     **{
         f"predict: 'w': got float32[4, {n}], accepted: logits float32[4, 2], of so many examples and classes": predicting(
             lambda logits, n=n: jnp.tile(logits, 3)[:, :n]

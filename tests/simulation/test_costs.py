@@ -9,14 +9,14 @@ import pytest
 
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import train
-from fedjax_ssl.local.marks import mark
+from fedjax_ssl.local.counters import count_outputs
 from fedjax_ssl.simulation.costs import with_passes
 
 ROWS, IMAGES, WEIGHTS, KEY = 5, jnp.arange(15.0).reshape(5, 3), jnp.ones((3, 2)), jax.random.key(0)
 
 
 def network(w):
-    return mark(IMAGES @ w)
+    return count_outputs(IMAGES @ w)
 
 
 def loss(w, scale=1.0):

@@ -37,11 +37,11 @@ def with_bad_clients(base):
         server, counts = base.init(key, spec)
         return server, (counts, jnp.zeros(spec.num_clients))
 
-    def client_update(shared, own, state, shard, key):
+    def client_update(shared, per_client, state, client_data, key):
         def spoiled(client, value, x):
-            return jnp.where(own == client, value, x)
+            return jnp.where(per_client == client, value, x)
 
-        output = base.client_update(shared, own, state[0], shard, key)
+        output = base.client_update(shared, per_client, state[0], client_data, key)
         loss = output.metrics["client/loss"]
         return output._replace(
             update={"w": spoiled(0, jnp.nan, output.update["w"])},
@@ -127,9 +127,9 @@ def of_uploads(count) -> dict:
 def test_a_client_of_weight_0_books_no_upload_wherever_it_is_counted(name):
     base, idle = toy.method(), 4  # in round 1's cohort
 
-    def client_update(shared, own, state, shard, key):
-        output = base.client_update(shared, own, state, shard, key)
-        weight = jnp.where(own == idle, 0.0, output.weight)
+    def client_update(shared, per_client, state, client_data, key):
+        output = base.client_update(shared, per_client, state, client_data, key)
+        weight = jnp.where(per_client == idle, 0.0, output.weight)
         return output._replace(weight=weight, metrics={**output.metrics, **of_uploads(output.weight)})
 
     def server_update(server, aggregate, data, key):
@@ -171,9 +171,9 @@ def test_client_states_are_spread_over_the_devices_unless_the_method_reads_all(a
             server, counts = base.init(key, spec)
             return server, (counts, jnp.arange(2.0 * spec.num_clients).reshape(-1, 2), counts > 0)
 
-        def update(shared, own, state, shard, key):
+        def update(shared, per_client, state, client_data, key):
             count, numbers, seen = state
-            output = base.client_update(shared, own, count, shard, key)
+            output = base.client_update(shared, per_client, count, client_data, key)
             return output._replace(client_state=(output.client_state, numbers * 1.5 - 1, ~seen))
 
         requires = base.requires._replace(all_states=all_states)
@@ -184,7 +184,7 @@ def test_client_states_are_spread_over_the_devices_unless_the_method_reads_all(a
     for a, b in zip(one, spread, strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a, b)
-        assert {shard.data.shape[0] for shard in b.addressable_shards} == ({8} if all_states else {2})
+        assert {piece.data.shape[0] for piece in b.addressable_shards} == ({8} if all_states else {2})
     assert one[0].sum() == 15
 
 

@@ -76,7 +76,7 @@ def test_what_the_server_does_not_read_of_the_next_cohort_is_not_fetched():
     ],
 )
 def test_servers_say_whether_they_read_the_next_cohort_and_the_whole_pool(method, norm, sbn_data, reads):
-    requires = tiny.experiment(method, network="cnn", model__norm=norm, server__sbn_data=sbn_data).method.requires
+    requires = tiny.experiment(method, network="cnn", model__norm=norm, server__static_norm__data=sbn_data).method.requires
     assert (requires.next_cohort, requires.pool) == reads
 
 

@@ -14,7 +14,7 @@ from fedjax_ssl.data import batching
 from fedjax_ssl.data.profiles import Profiles
 from fedjax_ssl.local import train
 from fedjax_ssl.local.client import client_metrics
-from fedjax_ssl.local.marks import mark
+from fedjax_ssl.local.counters import count_outputs
 from fedjax_ssl.method import ClientOutput, DataSpec
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.simulation import cohort, rng, source, system
@@ -37,16 +37,16 @@ def walker():
     """Each client walks from the broadcast number towards its pixels, one pixel a step, by `local.train`."""
     made = toy.method()
 
-    def client_update(shared, own, state, shard, key):
+    def client_update(shared, per_client, state, client_data, key):
         def step(w, batch, key):
-            pixel = shard.unlabeled.take(batch.positions).reshape(-1).astype(jnp.float32)
-            grad = jax.grad(lambda w: jnp.sum((mark((w - pixel)[:, None])) ** 2) / 2)(w)
+            pixel = client_data.unlabeled.take(batch.positions).reshape(-1).astype(jnp.float32)
+            grad = jax.grad(lambda w: jnp.sum((count_outputs((w - pixel)[:, None])) ** 2) / 2)(w)
             return w - RATE * grad, {"loss": mean(jnp.abs(w - pixel), batch.mask)}
 
-        schedule = batching.shuffled(key, shard.unlabeled.mask, 1, epochs=EPOCHS)
+        schedule = batching.shuffled(key, client_data.unlabeled.mask, 1, epochs=EPOCHS)
         trained = train(shared["w"], step, schedule, key)
         update = {"w": shared["w"] - trained.carry}
-        weight = shard.unlabeled.count.astype(jnp.float32)
+        weight = client_data.unlabeled.count.astype(jnp.float32)
         return ClientOutput(update, weight, state + 1, client_metrics(trained, down=shared, up=update))
 
     return made._replace(client_update=client_update)
@@ -226,20 +226,20 @@ def draws(rules, size, rounds, sizes=toy.SIZES, windows=WINDOWS):
     spec = DataSpec((1,), 2, len(sizes), size)
     many = jax.jit(jax.vmap(lambda number: cohort.draw(jax.random.key(3), number, spec, rounds, rules, data)))
     drawn = many(jnp.arange(rounds, dtype=jnp.int32))
-    return np.asarray(drawn.ids), np.asarray(drawn.there)
+    return np.asarray(drawn.ids), np.asarray(drawn.available)
 
 
 def test_windows_begin_at_their_begin_and_end_before_their_end_and_go_on_after_the_period():
     times = np.float32([0, 99, 100, 150, 199, 200, 299, 300, 399, 400, 500])
     windows = np.float32([[[100, 200], [0, 0]], [[300, 450], [150, 151]], [[0, 400], [0, 0]], [[0, 0], [0, 0]]])
-    got = [system.are_there(System(round_s=float(t), period_s=400.0), windows, 1, 4).tolist() for t in times]
+    got = [system.are_available(System(round_s=float(t), period_s=400.0), windows, 1, 4).tolist() for t in times]
     first, second, always, never = zip(*got, strict=True)
     assert [t for t, there in zip(times, first, strict=True) if there] == [100, 150, 199, 500]
     assert [t for t, there in zip(times, second, strict=True) if there] == [0, 150, 300, 399, 400]
     assert all(always)
     assert not any(never)
     for number in range(9):
-        got = system.are_there(RULES, WINDOWS, jnp.int32(number), 7)
+        got = system.are_available(RULES, WINDOWS, jnp.int32(number), 7)
         assert got.tolist() == reached(number, RULES, WINDOWS)
 
 
@@ -253,18 +253,18 @@ def test_the_time_of_day_is_right_in_any_round(round_s, period_s):
 
 
 def test_uniform_cohorts_are_those_of_even_clients():
-    ids, there = draws(RULES, 3, 50)
+    ids, available = draws(RULES, 3, 50)
     spec = DataSpec((1,), 2, 7, 3)
     even = jax.jit(jax.vmap(lambda number: cohort.sample(jax.random.key(3), number, spec, 50).ids))(jnp.arange(50))
     np.testing.assert_array_equal(ids, even)
     for number in range(50):
-        assert there[number].tolist() == [reached(number, RULES, WINDOWS)[k] for k in ids[number]]
+        assert available[number].tolist() == [reached(number, RULES, WINDOWS)[k] for k in ids[number]]
 
 
 def test_weighted_cohorts_have_the_probabilities_of_drawing_one_after_another():
     sizes, rounds = (1, 2, 5, 0, 2), 6000
-    ids, there = draws(RULES._replace(participation="weighted"), 2, rounds, sizes, None)
-    assert there.all()
+    ids, available = draws(RULES._replace(participation="weighted"), 2, rounds, sizes, None)
+    assert available.all()
     p = np.array(sizes) / 10
     with np.errstate(divide="ignore", invalid="ignore"):
         pairs = np.nan_to_num(p[:, None] * p / (1 - p[:, None]))  # i first, then j
@@ -277,16 +277,16 @@ def test_weighted_cohorts_have_the_probabilities_of_drawing_one_after_another():
 
 
 def test_weighted_places_beyond_the_clients_with_data_are_empty():
-    ids, there = draws(RULES._replace(participation="weighted"), 4, 20, (1, 2, 5, 0, 0), None)
-    assert (there.sum(1) == 3).all()
+    ids, available = draws(RULES._replace(participation="weighted"), 4, 20, (1, 2, 5, 0, 0), None)
+    assert (available.sum(1) == 3).all()
     assert all(len(set(row)) == 4 for row in ids.tolist())
-    assert all(set(row[here]) == {0, 1, 2} for row, here in zip(ids, there, strict=True))
+    assert all(set(row[here]) == {0, 1, 2} for row, here in zip(ids, available, strict=True))
 
 
 def test_available_cohorts_are_uniform_among_those_who_can_be_reached():
     rules, rounds = RULES._replace(participation="available", round_s=150.0, period_s=400.0), 4000
-    ids, there = draws(rules, 2, rounds)
-    assert there.all()
+    ids, available = draws(rules, 2, rounds)
+    assert available.all()
     drawn = np.zeros((rounds, 7))
     np.put_along_axis(drawn, ids, 1, axis=1)
     here = np.array([reached(number, rules, WINDOWS) for number in range(rounds)])
@@ -296,9 +296,9 @@ def test_available_cohorts_are_uniform_among_those_who_can_be_reached():
     assert (np.abs(drawn.sum(0) - chances.sum(0)) < spread).all()
     few = np.zeros_like(WINDOWS)
     few[[2, 5]] = 0, 400
-    ids, there = draws(rules, 5, 20, windows=few)
+    ids, available = draws(rules, 5, 20, windows=few)
     assert all(len(set(row)) == 5 for row in ids.tolist())
-    assert all(set(row[here]) == {2, 5} for row, here in zip(ids, there, strict=True))
+    assert all(set(row[here]) == {2, 5} for row, here in zip(ids, available, strict=True))
 
 
 def test_clients_drop_out_at_the_rate_that_is_set_by_seed_round_and_client_alone():

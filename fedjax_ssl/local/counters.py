@@ -10,26 +10,26 @@ FORWARD, BACKWARD, STEP = "fedjax_ssl.forward", "fedjax_ssl.backward", "fedjax_s
 
 
 @jax.custom_vjp
-def mark(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def count_outputs(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """A network's outputs [B, ...], unchanged, with marks of their forward and backward passes, which cost nothing."""
     return checkpoint_name(outputs, FORWARD)
 
 
-def mark_examples(mask: Bool[Array, " B"]) -> Bool[Array, " B"]:
+def count_examples(mask: Bool[Array, " B"]) -> Bool[Array, " B"]:
     """The mask of a batch, unchanged, with the mark of a forward pass whose outputs nobody reads, but its statistics."""
     return checkpoint_name(mask[:, None], FORWARD)[:, 0]
 
 
-def mark_step(step: Count) -> Count:
+def count_step(step: Count) -> Count:
     """The number of a training's step, unchanged, with the mark of a loop that may end early: a client may be out of time."""
     return checkpoint_name(step, STEP)
 
 
 @jax.custom_vjp
-def _mark_cotangent(cotangent: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+def _count_cotangent(cotangent: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     return checkpoint_name(cotangent, BACKWARD)
 
 
 # The gradient of a gradient goes through the network forwards once more, along a direction.
-mark.defvjp(lambda x: (mark(x), None), lambda _, cotangent: (_mark_cotangent(cotangent),))
-_mark_cotangent.defvjp(lambda x: (_mark_cotangent(x), None), lambda _, tangent: (mark(tangent),))
+count_outputs.defvjp(lambda x: (count_outputs(x), None), lambda _, cotangent: (_count_cotangent(cotangent),))
+_count_cotangent.defvjp(lambda x: (_count_cotangent(x), None), lambda _, tangent: (count_outputs(tangent),))

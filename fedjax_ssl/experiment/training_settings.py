@@ -1,0 +1,198 @@
+"""The settings of training, `client.*` and `server.*`: every key with its default, its meaning and what it accepts."""
+
+from typing import Annotated, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from fedjax_ssl.options import SET, BatchSize, Decay, Epochs, Model, Rate, ReadWhere, Steps, Weight
+
+LABELS = {"data.labels_at": ("server",)}
+CLIENTS, BATCH_NORM = ({f"run.has_{what}": SET} for what in ("clients", "batch_norm"))
+STATIC = BATCH_NORM | {"model.norm": ("static",)}
+
+
+class OptimizerSettings(Model):
+    """The optimizer of local steps, of a client or of the server's supervised training."""
+
+    name: Literal["sgd", "adam", "lars"] = Field(
+        default="sgd",
+        description="The optimizer of each local step: SGD as PyTorch defines it, Adam, or LARS as SimCLR uses it, which "
+        "scales the step of each layer's kernel by the norms of its weights and gradient.",
+    )
+    learning_rate: Rate = Field(
+        default=0.03,
+        description="Learning rate of the first round, before the schedule changes it. Usual are 0.01 to 0.3 for SGD and "
+        "0.0001 to 0.003 for Adam.",
+    )
+    schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
+        default="cosine",
+        description="How the learning rate lr changes from round t = 1 to the last round R. `constant` keeps it; `cosine` lets "
+        "it fall to 0 as lr/2 (1 + cos(pi (t - 1) / R)); `cosine_7_16` lets it fall to about a fifth as lr cos(7/16 pi (t - 1) "
+        "/ R), as FixMatch has it. Where a method trains on pooled data, t grows with every step, by 1/S in each of a round's "
+        "S steps.",
+    )
+    momentum: Annotated[Decay, ReadWhere(name=("sgd", "lars"))] = Field(
+        default=0.9,
+        description="Momentum of SGD or LARS: the share of the last step's velocity that each step keeps. 0 is no momentum, "
+        "and 0.9 is usual.",
+    )
+    nesterov: Annotated[bool, ReadWhere(name=("sgd", "lars"), momentum=SET)] = Field(
+        default=True, description="Whether SGD or LARS uses Nesterov's form of momentum instead of the classical one."
+    )
+    weight_decay: Weight = Field(
+        default=5e-4,
+        description="Factor of the weight decay: each step adds this number times the parameters to the gradient. 0 is none, "
+        "and 0.0001 to 0.001 is usual.",
+    )
+    decay: Annotated[Literal["all", "kernels"], ReadWhere(name=("sgd", "adam"), weight_decay=SET)] = Field(
+        default="all",
+        description="Which parameters weight decay acts on: all of them, or only the kernels of convolutions and dense layers, "
+        "so that biases and normalization layers do not decay.",
+    )
+    clip_norm: Weight = Field(
+        default=0.0,
+        description="Largest norm of a step's whole gradient: a longer gradient is scaled down to it before weight decay is "
+        "added. 0 clips nothing, and 1 to 10 is usual.",
+    )
+    persistent: Annotated[bool, ReadWhere(name=("adam",)), ReadWhere(momentum=SET)] = Field(
+        default=True,
+        description="Whether the optimizer's state, such as the momentum, is kept from one training to the next. If false, "
+        "each training of a round begins with a new state.",
+    )
+
+
+class ServerOptimizerSettings(Model):
+    """The federated server optimizer (FedOpt): a step with the average of the clients' updates as its gradient."""
+
+    name: Literal["sgd", "adam", "yogi", "adagrad"] = Field(
+        default="sgd",
+        description="The optimizer that applies the averaged client update to the global model: `sgd` is FedAvg, or FedAvgM "
+        "with momentum, and `adam`, `yogi` and `adagrad` are FedAdam, FedYogi and FedAdagrad (Reddi et al. 2021).",
+    )
+    learning_rate: Rate = Field(
+        default=1.0,
+        description="Learning rate of the server's step with the averaged client update. 1 with `sgd` and without momentum is "
+        "plain averaging (FedAvg); `adam`, `yogi` and `adagrad` need a smaller one, such as 0.01.",
+    )
+    momentum: Annotated[Decay, ReadWhere(name=("sgd",))] = Field(
+        default=0.5,
+        description="Momentum of the server's step with the averaged client update (FedAvgM). 0 is no momentum, as in FedAvg.",
+    )
+    b1: Annotated[Decay, ReadWhere(name=("adam", "yogi"))] = Field(
+        default=0.9, description="Decay per round of the average of past updates, which Adam and Yogi follow."
+    )
+    b2: Annotated[Decay, ReadWhere(name=("adam", "yogi"))] = Field(
+        default=0.99, description="Decay per round of the average of past squared updates, by which Adam and Yogi scale steps."
+    )
+    eps: Annotated[Rate, ReadWhere(name=("adam", "yogi", "adagrad"))] = Field(
+        default=1e-3,
+        description="Number tau that is added to the root of the squared updates before a step is divided by it. The larger it "
+        "is, the less the steps adapt to each parameter; Reddi et al. use 0.001.",
+    )
+
+
+class ClientSettings(Model):
+    """Local training."""
+
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="The optimizer of the clients' local steps.")
+    batch_size: BatchSize = Field(
+        default=32,
+        description="Batch size of a local step: the number of labeled examples in it, or, where a client has no labels, of "
+        "unlabeled ones. Usual are 10 to 128.",
+    )
+    epochs: Epochs = Field(
+        default=5,
+        description="Number of local epochs, passes of a client over its data, in each round. Set it to 0 to give `steps` "
+        "instead.",
+    )
+    steps: Steps = Field(
+        default=0, description="Number of local steps of a client in each round. Set it to 0 to give `epochs` instead."
+    )
+    on_nonfinite: Literal["skip", "stop"] = Field(
+        default="skip",
+        description="What happens when a client returns NaN or infinity: `skip` leaves the client out of the round's average, "
+        "and `stop` ends the run with the state before that round.",
+    )
+
+
+class ServerTrainingSettings(Model):
+    """The server's supervised training on its own labels."""
+
+    optimizer: OptimizerSettings = Field(
+        default=OptimizerSettings(), description="The optimizer of the server's steps on its labeled examples."
+    )
+    batch_size: BatchSize = Field(
+        default=10, description="Number of labeled examples in each step of the server's supervised training."
+    )
+    epochs: Epochs = Field(
+        default=5,
+        description="Number of epochs, passes of the server over its labeled examples, in each supervised training. Set it to "
+        "0 to give `steps` instead.",
+    )
+    steps: Steps = Field(
+        default=0,
+        description="Number of steps in each supervised training of the server. Set it to 0 to give `epochs` instead.",
+    )
+    pretrain: Epochs = Field(
+        default=1, description="How many supervised trainings the server does on its labels before round 1."
+    )
+    when: Annotated[Literal["after", "parallel"], ReadWhere(CLIENTS)] = Field(
+        default="after",
+        description="When the server trains on its labels in a round: `after` it has averaged the clients' updates "
+        "(fine-tuning), or in `parallel` with the clients, from the model that they receive, after which its model and the "
+        "average of theirs count one half each.",
+    )
+
+
+class StaticNormSettings(Model):
+    """How the statistics of static batch normalization (sBN) are collected at the end of each round."""
+
+    data: Literal["cohort", "all", "labeled"] = Field(
+        default="cohort",
+        description="The data whose statistics batch normalization evaluates with. Each choice includes the server's labeled "
+        "data: `labeled` is nothing else, `cohort` adds the data of the next round's clients, and `all` the data of all "
+        "clients.",
+    )
+    weighting: Literal["examples", "batches"] = Field(
+        default="examples",
+        description="Weight of a batch in the average of statistics: its number of `examples`, or 1 for all `batches` alike.",
+    )
+    order: Literal["apart", "joined", "class"] = Field(
+        default="apart",
+        description="How examples are put into the batches whose statistics are averaged. `apart`: batches of labeled data, "
+        "then batches of unlabeled data. `joined`: both form one sequence, which begins with the labeled examples sorted by "
+        "class (SemiFL). `class`: apart, and both sorted by class, the unlabeled data by their true labels ((FL)^2's released "
+        "code).",
+    )
+    labeled_batch_size: Annotated[
+        BatchSize, ReadWhere(LABELS, order=("apart", "class")), ReadWhere(LABELS, data=("labeled",))
+    ] = Field(default=250, description="Number of labeled examples in each batch whose statistics are averaged.")
+    unlabeled_batch_size: Annotated[BatchSize, ReadWhere(data=("cohort", "all"))] = Field(
+        default=250,
+        description="Number of unlabeled examples in each batch whose statistics are averaged; where `order` is `joined`, of "
+        "labeled and unlabeled ones together.",
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.order == "class" and self.data == "cohort":
+            accepted = "apart, joined, or other data"
+            raise ValueError(f"server.static_norm.order: got class with server.static_norm.data=cohort, accepted: {accepted}")
+        return self
+
+
+class ServerSettings(Model):
+    """The server's step with the clients' updates, its supervised training, and its batch-norm statistics."""
+
+    optimizer: Annotated[ServerOptimizerSettings, ReadWhere(CLIENTS)] = Field(
+        default=ServerOptimizerSettings(),
+        description="The federated server optimizer, which applies the averaged client update to the global model (FedOpt).",
+    )
+    training: Annotated[ServerTrainingSettings, ReadWhere(LABELS)] = Field(
+        default=ServerTrainingSettings(), description="The server's supervised training on its own labeled examples."
+    )
+    static_norm: Annotated[StaticNormSettings, ReadWhere(STATIC)] = Field(
+        default=StaticNormSettings(),
+        description="How the server collects the statistics of batch normalization that the next round and evaluations use.",
+    )
