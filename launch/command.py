@@ -67,6 +67,13 @@ def logging_that_waits() -> MemoryHandler:
     return waiting
 
 
+def end_waiting(waiting: MemoryHandler, target: logging.Handler) -> None:
+    """Says what has waited, and from now on everything at once."""
+    waiting.setTarget(target)
+    waiting.flush()
+    waiting.flushLevel = logging.NOTSET
+
+
 def hint(got: str, names: Iterable[str]) -> str:
     """What ends an error: the name that a mistyped one may have meant, or nothing."""
     near = difflib.get_close_matches(got, list(names), 1)

@@ -21,7 +21,7 @@ from fedjax_ssl.data.sources import GENERIC
 from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
 from fedjax_ssl.options import choices, fields_of, is_group
 
-from . import arguments, command, config_file, explain, sweep
+from . import arguments, command, config_file, explain
 from .main import COMMANDS, about
 
 SHELLS = ("bash", "zsh", "fish")
@@ -50,7 +50,7 @@ def _commands(shell: str) -> argparse.ArgumentParser:
     """A parser of all commands, with the words that each argument takes; files, where these are not known."""
     root = argparse.ArgumentParser("fedjax-ssl", description="The commands of fedjax_ssl")
     commands = root.add_subparsers()
-    names = {"completion": SHELLS, "explain": explain.LISTS, "prepare": ORIGINALS, "sweep": sweep.names()}
+    names = {"completion": SHELLS, "explain": explain.LISTS, "prepare": ORIGINALS, "sweep": config_file.sweep_names()}
     configs = sorted({*config_file.names(), *(f"digits:{name}" for name in methods.METHODS)} - {"digits"})
     for name in COMMANDS:
         own = importlib.import_module(f".{name}", __package__)._parser()

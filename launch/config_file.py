@@ -1,4 +1,4 @@
-"""Configs by name or path: the nested dicts that a config file makes, with overrides from the command line."""
+"""Configs and sweeps by name or path: the nested dicts that a config file makes, with overrides, and the table of a sweep."""
 
 import functools
 import operator
@@ -17,6 +17,7 @@ from . import command
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 CONFIGS_PACKAGE = f"{__package__}".rpartition("launch")[0] + "configs"  # `fedjax_ssl.configs`, or `configs` in a checkout
+SWEEPS = CONFIGS / "sweeps"
 FOR_EXAMPLE = "for example --config=digits:fl2"
 
 
@@ -121,3 +122,20 @@ def keys(config: dict[str, Any], prefix: str = "") -> list[str]:
 def names() -> list[str]:
     """The configs that `--config` knows by name."""
     return [file.stem for file in sorted(CONFIGS.glob("*.py")) if "def get_config" in file.read_text()]
+
+
+def sweep(name: str, small: bool) -> Any:
+    """The table of a sweep's file, by its name or path, or its small version; ValueError where it is none."""
+    from fedjax_ssl.runs.sweep import from_file
+
+    path = pathlib.Path(name).expanduser()
+    path = path if path.suffix or path.is_file() else SWEEPS / f"{name}.toml"
+    if not path.is_file():
+        known = sweep_names()
+        raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(known)}{command.hint(name, known)}")
+    return from_file(path, small)
+
+
+def sweep_names() -> list[str]:
+    """The sweeps that are known by name."""
+    return sorted(path.stem for path in SWEEPS.glob("*.toml"))

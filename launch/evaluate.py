@@ -68,8 +68,7 @@ def main(argv: Sequence[str]) -> int:
                 write_json(folder / EVALUATION, report)
     except command.WRONG_INPUT as error:
         return command.refuse(error)
-    waiting.setTarget(logging.StreamHandler())
-    waiting.flush()
+    command.end_waiting(waiting, logging.StreamHandler())
     beside = evaluations.beside(reports, kinds)
     if options.json:
         found = {"runs": reports, "all": {name: evaluations.over(own) for name, own in beside.items()}}

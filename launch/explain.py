@@ -25,7 +25,7 @@ from fedjax_ssl.models import MODELS
 from fedjax_ssl.options import accepted, as_text, fields_of, is_group, unknown_key
 from fedjax_ssl.report.tables import aligned
 
-from . import arguments, command, config_file, sweep
+from . import arguments, command, config_file
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
@@ -61,7 +61,7 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
             yield name, _first_line(ast.get_docstring(ast.parse(source)))
         return
     if what == "sweeps":
-        yield from ((name, sweep.from_file(name, small=False).about) for name in sweep.names())
+        yield from ((name, config_file.sweep(name, small=False).about) for name in config_file.sweep_names())
         return
     if what == "methods":
         yield from ((name, _first_line(factory.__doc__)) for name, factory in METHODS.items())

@@ -28,8 +28,7 @@ def main(argv: list[str]) -> int:
         build.assembled(drawn)  # what a run refuses is refused here
     except command.WRONG_INPUT as error:
         return command.refuse(error)
-    waiting.setTarget(logging.StreamHandler())
-    waiting.flush()
+    command.end_waiting(waiting, logging.StreamHandler())
     dataset = drawn.plans[0].dataset
     seen = preview.preview(drawn.assignments[0], dataset.train_labels, dataset.num_classes)
     title = f"{config.name}: {settings.data.name}, seed {settings.seed}"

@@ -10,7 +10,6 @@ what the newest checkpoint has.
 
 import argparse
 import contextlib
-import logging
 import pathlib
 import re
 import sys
@@ -122,9 +121,7 @@ def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any
                 return status
             of_disk = isinstance(error, OSError) and error.errno in FAILURES
             return command.refuse(failure(error, pathlib.Path()) if of_disk else error, status)  # type: ignore[arg-type]
-        waiting.setTarget(AboveTheBar())
-        waiting.flush()
-        waiting.flushLevel = logging.NOTSET  # from here on nothing waits
+        command.end_waiting(waiting, AboveTheBar())
         if options.dry_run:
             for line in estimate.described(experiment):
                 if is_first():

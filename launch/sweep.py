@@ -5,8 +5,7 @@
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file, which `configs/README.md` describes; `[small]` in it is what
 `--small` runs. On the command line the rows are methods, for {method} in the config, and the columns are the product of the
-values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run. Seeds, and experiments that
-differ in one number alone, share a program where its method can; each GPU, or each core without one, runs one program.
+values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run.
 Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
@@ -22,18 +21,15 @@ from collections.abc import Mapping, Sequence
 
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import as_text
-from fedjax_ssl.report import tables
+from fedjax_ssl.report import statistics, tables
 from fedjax_ssl.report.cells import grid
-from fedjax_ssl.report.statistics import instability
 from fedjax_ssl.runs import sweep
 from fedjax_ssl.runs.folder import check_place
 from fedjax_ssl.runs.lock import owned
-from fedjax_ssl.runs.sweep import Cell, Table
 from fedjax_ssl.runs.sweep_queue import Done, Queue
 
 from . import arguments, command, config_file, prepare
 
-SWEEPS = config_file.CONFIGS / "sweeps"
 PLACES = {"data.data_dir": "DIR", "data.path": "PATH"}
 
 
@@ -51,11 +47,9 @@ def main(argv: list[str]) -> int:
             print("stopped; the same command goes on", file=sys.stderr)
             return 128 + signal.SIGINT
     print(_accuracies(done, queue.seeds), end="")
-    for one in done:
-        for run in one.runs:
-            if not run.error and (note := instability(run.columns)):
-                print(f"note: {one.cell.label}, seed {run.config['seed']}: {note}", file=sys.stderr)
-    for line in changed:
+    ended = [(f"{one.cell.label}, seed {run.config['seed']}", run) for one in done for run in one.runs if not run.error]
+    notes = [f"{name}: {note}" for name, run in ended if (note := statistics.instability(run.columns))]
+    for line in (*notes, *changed):
         print(f"note: {line}", file=sys.stderr)
     failed = [one for one in done if one.error and not one.is_stopped]
     for one in failed:
@@ -76,8 +70,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     if options.small and not options.file:
         raise ValueError("--small: got it without FILE, accepted: with a sweep's file")
     of_words = options.config, options.methods, options.set
-    table = from_file(options.file, options.small) if options.file else sweep.from_words(*of_words)
-    # A mistake is said before anything runs.
+    table = config_file.sweep(options.file, options.small) if options.file else sweep.from_words(*of_words)
     for key in extra:
         if len({repr(cell.overrides.get(key)) for cell in table.cells()}) > 1:
             raise ValueError(f"config.{key}: got it for all runs, and rows or columns set it, too, accepted: one of both")
@@ -116,22 +109,7 @@ def _typed(options: argparse.Namespace, extra: Mapping[str, str]) -> str:
     return f"{command.program('sweep')} {shlex.join(filter(None, words))}"
 
 
-def from_file(name: str, small: bool) -> Table:
-    """The table of a sweep file, by its name or path, or its small version; ValueError where it is none."""
-    path = pathlib.Path(name).expanduser()
-    path = path if path.suffix or path.is_file() else SWEEPS / f"{name}.toml"
-    if not path.is_file():
-        meant = command.hint(name, names())
-        raise ValueError(f"FILE: got {name}, accepted: a TOML file, or one of {', '.join(names())}{meant}")
-    return sweep.from_file(path, small)
-
-
-def names() -> list[str]:
-    """The sweeps that are known by name."""
-    return sorted(path.stem for path in SWEEPS.glob("*.toml"))
-
-
-def settings_of(cell: Cell, extra: Mapping[str, str]) -> Settings:
+def settings_of(cell: sweep.Cell, extra: Mapping[str, str]) -> Settings:
     """The settings of a cell's runs, with `extra` keys; ValueError where they are wrong."""
     given = {key: as_text(value) for key, value in cell.overrides.items()} | dict(extra)
     settings = Settings.from_dict(config_file.read(cell.config, given).tree)
@@ -151,7 +129,8 @@ def _accuracies(done: Sequence[Done], seeds: int) -> str:
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("sweep", __doc__)
     whole, several = arguments.whole, "values of a key; several --set: all products"
-    parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {', '.join(names())}, or a TOML file")
+    known = ", ".join(config_file.sweep_names())
+    parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {known}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")
     parser.add_argument("--methods", default="", help="names for {method}, separated by commas")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=V,V", help=several)
@@ -160,8 +139,7 @@ def _parser() -> arguments.Parser:
         parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")
     parser.add_argument("--jobs", type=whole(0), default=0, help="programs at a time (one for each GPU, or core)")
-    until = "end each run after so many rounds; the command without it goes on"
-    parser.add_argument("--stop_after", type=whole(1), help=until)
+    parser.add_argument("--stop_after", type=whole(1), help="end runs after so many rounds; the command without it goes on")
     parser.add_argument("--overwrite", action="store_true", help="run anew what has ended or stopped, too")
     parser.add_argument("--workdir", default="", help="where results go (runs/NAME)")
     parser.add_argument("--config.KEY", metavar="VALUE", help="a key's value in every run")

@@ -4,14 +4,14 @@ import pytest
 
 from benchmarks import harness
 from configs import common, digits
-from launch import sweep
+from launch import config_file
 
 
 @pytest.mark.parametrize("place", ["server", "clients"])
 def test_the_digits_have_the_learning_rates_that_were_the_best_of_those_tried(place):
     runs = harness.load(harness.RESULTS / "digits_rates.json")
     tried = [one for run in runs for one in run["results"] if one["case"]["labels_at"] == place]
-    cells = {cell.row: cell for cell in sweep.from_file(f"digits_{place}", small=False).cells()}
+    cells = {cell.row: cell for cell in config_file.sweep(f"digits_{place}", small=False).cells()}
     assert {one["case"]["row"] for one in tried} <= cells.keys()
     for row in {one["case"]["row"] for one in tried}:
         of_row = [one for one in tried if one["case"]["row"] == row]

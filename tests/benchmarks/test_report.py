@@ -8,7 +8,7 @@ from benchmarks import harness, report
 from fedjax_ssl.files import plain
 from fedjax_ssl.report import cells
 from fedjax_ssl.report.tables import DASH
-from launch import config_file, sweep
+from launch import config_file
 
 PAGES = {path.name: path.read_text() for path in report.PAGES.glob("*.md")}
 
@@ -74,7 +74,7 @@ def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its
         assert said <= {had}, one["case"]
         named += len(said)
         if (report.SWEEPS / f"{table}.toml").exists():
-            cells_of = {(cell.row, cell.column): cell for cell in sweep.from_file(table, bool(small)).cells()}
+            cells_of = {(cell.row, cell.column): cell for cell in config_file.sweep(table, bool(small)).cells()}
             if cell := cells_of.get(place):
                 assert pretrainings(cell.config, cell.overrides) == had, one["case"]
                 repeatable += 1

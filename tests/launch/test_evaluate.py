@@ -2,15 +2,13 @@
 
 import csv
 import json
-import re
 import shutil
 
 import cv2
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.sources import examples
-from fedjax_ssl.experiment import evaluation, export
+from fedjax_ssl.experiment import export
 from fedjax_ssl.files import write_json
 from fedjax_ssl.report import extras
 from fedjax_ssl.report.tables import DASH
@@ -20,43 +18,6 @@ from launch import evaluate, report
 from tests.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
-LOGITS = np.log([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.2, 0.5, 0.3], [0.05, 0.05, 0.9], [0.4, 0.35, 0.25]]).astype(np.float32)
-LABELS = np.array([0, 1, 2, 2, 1])
-
-
-def test_golden_confusion_classes_and_calibration():
-    found = evaluation.report(LOGITS, LABELS)
-    assert found["confusion"] == [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
-    assert found["class_accuracy"] == [1.0, 0.5, 0.5]
-    assert found["accuracy"] == 0.6
-    # Confidences .7, .6, .5, .9, .4 are in five bins of one example each; right are the first, second and fourth.
-    assert found["ece"] == pytest.approx((0.3 + 0.4 + 0.5 + 0.1 + 0.4) / 5)
-
-
-def test_golden_calibration_against_the_definition():
-    rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=(500, 4)).astype(np.float32) * 2, rng.integers(0, 4, 500)
-    probs = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
-    expected = 0.0
-    for low in np.arange(15) / 15:
-        inside = (probs.max(1) > low) & (probs.max(1) <= low + 1 / 15 + 1e-12)
-        if inside.any():
-            expected += inside.mean() * abs((probs.argmax(1) == labels)[inside].mean() - probs.max(1)[inside].mean())
-    assert evaluation.calibration(evaluation.predictions(logits), labels).error == pytest.approx(expected, rel=1e-9)
-
-
-def test_golden_clients():
-    right = np.array([1, 0, np.nan, 1, 1, 0], float)
-    rows = [np.array([0, 1]), np.array([2]), np.array([2, 3]), np.array([3, 4, 5])]
-    found = evaluation.of_clients(right, rows)
-    np.testing.assert_allclose(found.accuracy, [0.5, np.nan, 1.0, 2 / 3])
-    assert found.examples.tolist() == [2, 0, 1, 3]
-    assert (found.mean, found.worst) == (pytest.approx((0.5 + 1 + 2 / 3) / 3), 0.5)
-    assert found.histogram.tolist() == [0, 0, 0, 0, 0, 1, 1, 0, 0, 1]
-
-
-def test_a_class_without_examples_has_no_accuracy():
-    np.testing.assert_array_equal(evaluation.class_accuracies(np.array([[2, 0], [0, 0]])), [1.0, np.nan])
 
 
 @pytest.fixture(scope="module")
@@ -245,55 +206,6 @@ def test_labels_of_other_data_are_matched_by_names(named, tmp_path):
     (some / "ant").rename(some / "dog")
     line = f"--data: got {some} with class dog, accepted: 0 = $c, 1 = ant, 2 = bee, wild"
     assert refused(str(run), f"--data={some}", program=evaluate) == f"error: {line}\n"
-
-
-BY_TEXT = ("0", "1", "10", "11", "2")  # folders that are named by integers, in the order of text
-LETTERS = ("a", "b", "c", "d", "e")
-
-
-@pytest.mark.parametrize(
-    ("classes", "names", "labels", "expected", "is_by_position"),
-    [
-        (BY_TEXT, (), [0, 1, 2, 10, 11], [0, 1, 4, 2, 3], False),
-        ((), BY_TEXT[:3], [0, 1, 2, -1], [0, 1, 10, -1], False),
-        (("00", "01", "10"), (), [0, 10], [0, 2], False),
-        (("00", "01", "10"), ("10", "1"), [0, 1], [2, 1], False),
-        (BY_TEXT, (), np.array(["10", "2", "-1"]), [2, 4, -1], False),
-        ((), (), np.array(["10", "2", "-1"]), [10, 2, -1], False),
-        (("3", "5"), (), [5, 3], [1, 0], False),  # `renumber_labels`
-        ((), (), [11, 0], [11, 0], False),
-        (LETTERS, ("b", "a"), [0, 1], [1, 0], False),
-        (LETTERS, (), [4, -1, 0], [4, -1, 0], True),
-        ((), tuple("abcdefghijkl"), [11, 0], [11, 0], True),
-    ],
-)
-def test_classes_are_matched_by_integers_or_names_and_by_position_with_a_warning(
-    caplog, classes, names, labels, expected, is_by_position
-):
-    model = examples.Classes(classes, len(classes) or 12)
-    labels = np.asarray(labels)
-    assert examples.labels_of("x.npz", labels, len(labels), names, model).tolist() == expected
-    assert caplog.messages == [line for line in caplog.messages if "matched by position alone" in line]
-    assert len(caplog.messages) == is_by_position
-
-
-@pytest.mark.parametrize(
-    ("classes", "names", "labels", "line"),
-    [
-        (BY_TEXT, (), [3], "with label 3, accepted: 0, 1, 10, 11, 2, or -1"),
-        ((), ("0", "12"), [1], "with class 12, accepted: 0 to 11, or -1"),
-        (LETTERS, ("a", "z"), [0], "with class z, accepted: 0 = a, "),
-        (LETTERS, ("1", "2"), [0], "with class 1, accepted: 0 = a, "),
-        (LETTERS, (), [5], "with label 5, accepted: 0 to 4, or -1"),
-        ((), ("a", "b"), [0], "with 2 classes, accepted: each of the model's 12 classes"),
-        ((), (), [2**40], f"with label {2**40}, accepted: 0 to 11"),
-        (LETTERS, ("a", "b"), [2], "got labels from 2 to 2 in x.npz, accepted: 0 to 1"),
-    ],
-)
-def test_classes_that_the_model_lacks_are_refused(classes, names, labels, line):
-    model = examples.Classes(classes, len(classes) or 12)
-    with pytest.raises(ValueError, match=re.escape(line)):
-        examples.labels_of("x.npz", np.asarray(labels), len(labels), names, model)
 
 
 def test_a_method_of_ones_own_needs_its_config(tmp_path):

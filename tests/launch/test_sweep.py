@@ -13,12 +13,10 @@ import pytest
 
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.files import read_json, write_json
-from fedjax_ssl.options import parse
 from fedjax_ssl.report.tables import DASH
-from fedjax_ssl.runs.sweep import Table, from_words
-from fedjax_ssl.runs.sweep_programs import programs
+from fedjax_ssl.runs.sweep import from_words
 from fedjax_ssl.runs.sweep_queue import Queue
-from launch import arguments, report, sweep
+from launch import arguments, config_file, report, sweep
 from tests.commands import ROOT, launch, refused, rows, succeeded
 
 
@@ -37,72 +35,24 @@ def test_the_commands_of_the_help_are_accepted():
     cells = from_words(options.config, options.methods, options.set).cells()
     assert [cell.label for cell in cells][:2] == ["fl2 num_labels=10", "fl2 num_labels=40"]
     assert [sweep.settings_of(cell, {}).data.num_labels for cell in cells] == [10, 40, 10, 40]
-    assert lines[0].split(" ")[0] in sweep.names()
-
-
-def test_columns_of_the_command_line_are_told_apart_and_its_title_says_what_is_compared():
-    def made(*keys, config="digits:fl2", methods=""):
-        words = [f"--config={config}", f"--methods={methods}", *(f"--set={key}" for key in keys)]
-        options = sweep._parser().parse_args(words)
-        return from_words(options.config, options.methods, options.set)
-
-    table = made(
-        *("client.optimizer.learning_rate=.01", "server.optimizer.learning_rate=1,.5", "data.num_labels=10"),
-        config="digits:{method}",
-        methods="fl2,uda",
-    )
-    rates = [
-        f"client.optimizer.learning_rate=.01, server.optimizer.learning_rate={rate}, num_labels=10" for rate in ("1", ".5")
-    ]
-    assert [*table.columns] == rates
-    keys = "client.optimizer.learning_rate: .01; server.optimizer.learning_rate: 1, .5; data.num_labels: 10"
-    assert table.about == f"method: fl2, uda; {keys} (digits:{{method}})"
-    one = made("client.optimizer.learning_rate=.1,.2")
-    assert [*one.columns] == ["learning_rate=.1", "learning_rate=.2"]
-    assert one.about == "client.optimizer.learning_rate: .1, .2 (digits:fl2)"
+    assert lines[0].split(" ")[0] in config_file.sweep_names()
 
 
 def test_every_sweep_that_is_known_by_name_has_configs_that_run():
-    for name in sweep.names():
+    for name in config_file.sweep_names():
         for small in (False, True):
-            cells = sweep.from_file(name, small).cells()
+            cells = config_file.sweep(name, small).cells()
             assert cells
             assert all(not sweep.settings_of(cell, {}).is_several for cell in cells)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sweep.names())
+@pytest.mark.parametrize("name", config_file.sweep_names())
 def test_every_cell_of_a_small_sweep_can_be_built(name, tfds_dir):
-    for cell in sweep.from_file(name, small=True).cells():
+    for cell in config_file.sweep(name, small=True).cells():
         settings = sweep.settings_of(cell, {"data.data_dir": str(tfds_dir)})
         if settings.data.name in ("digits", "mnist", "fashion_mnist", "cifar10"):
             assert build(settings).runs[0].settings == settings
-
-
-def cells_of(*columns, config="digits:fl2", **overrides):
-    """Cells that differ in what the columns set."""
-    spec = {"config": config, "set": overrides, "columns": {str(i): {"set": of} for i, of in enumerate(columns)}}
-    return [cell._replace(settings=sweep.settings_of(cell, {})) for cell in parse(Table, spec).cells()]
-
-
-RATE, ALPHA = "client.optimizer.learning_rate", "data.alpha"
-
-
-@pytest.mark.parametrize(
-    ("columns", "least", "expected"),
-    [
-        ([{RATE: 0.1}, {RATE: 0.2}, {RATE: 0.3}], 1, ["012"]),
-        ([{RATE: 0.1}, {RATE: 0.2}, {RATE: 0.3}], 2, ["0", "12"]),  # so that both GPUs have work
-        ([{RATE: 0.1}, {RATE: 0.2}, {RATE: 0.3}], 5, ["0", "1", "2"]),
-        ([{RATE: 0.1, "client.epochs": 2}, {RATE: 0.2}], 1, ["0", "1"]),  # they differ in something else, too
-        ([{"client.epochs": 2}, {"client.epochs": 3}], 1, ["0", "1"]),  # no number of a program
-        ([{"client.optimizer.momentum": 0.0}, {"client.optimizer.momentum": 0.5}], 1, ["0", "1"]),  # 0 is another program
-        ([{RATE: r, ALPHA: a} for r in (0.1, 0.2) for a in (0.3, 0.5, 1.0)], 1, ["012", "345"]),
-    ],
-)
-def test_cells_that_differ_in_one_number_share_a_program(columns, least, expected):
-    found = programs(cells_of(*columns), least)
-    assert ["".join(cell.name for cell in one.cells) for one in found] == expected
 
 
 def test_a_sweep_that_goes_on_elsewhere_names_both_machines(tmp_path, monkeypatch):
@@ -113,24 +63,6 @@ def test_a_sweep_that_goes_on_elsewhere_names_both_machines(tmp_path, monkeypatc
     said = read_json(tmp_path / "sweep.json")
     assert [part.split(",")[0] for part in said["machine"].split("; ")] == ["one", "two"]
     assert len(said["command"].splitlines()) == 1
-
-
-def test_what_a_small_sweep_sets_is_added(tmp_path):
-    file = tmp_path / "table.toml"
-    file.write_text(
-        'config = "digits:{row}"\nrows = ["fl2", "uda"]\nset = { rounds = 50, eval_every = 5 }\n'
-        '[small]\nrows = ["fl2"]\nset = { rounds = 2 }\n'
-    )
-    (cell,) = sweep.from_file(str(file), small=True).cells()
-    assert (cell.row, cell.overrides) == ("fl2", {"rounds": 2, "eval_every": 5})
-
-
-def test_a_number_that_is_a_configs_argument_is_shared_too():
-    table = sweep.from_file("fedlabel_beta", small=False)
-    cells = [cell._replace(settings=sweep.settings_of(cell, {})) for cell in table.cells()]
-    found = programs(cells, 1)
-    assert sorted(len(one.cells) for one in found) == [1, 1, 9, 9]  # beta = 0 alone
-    assert {one.vary for one in found} == {"", "method.confidence"}
 
 
 @pytest.mark.ci
@@ -190,7 +122,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
     assert (again.returncode, again.stdout) == (0, done.stdout)
     assert log.read_text().count("$ ") == 1
 
-    (cell,) = (one for one in sweep.from_file(str(file), small=False).cells() if one.column == ".01")
+    (cell,) = (one for one in config_file.sweep(str(file), small=False).cells() if one.column == ".01")
     summary, cell = shared / "summary.json", cell._replace(settings=sweep.settings_of(cell, arguments.split_words(quick)[1]))
     queue, whole = Queue([cell], 2, out, [], 1), summary.read_text()
     assert queue.done(cell).has_ended
@@ -281,24 +213,6 @@ def test_cells_whose_method_refuses_several_values_have_a_program_each(tmp_path)
     assert sorted(path.name for path in (tmp_path / "out").glob("*/0")) == ["0", "0"]
     (refusal,) = (tmp_path / "out").glob("shared@*.log")
     assert "error: vary: got 'method.consistency_weight', by which the program" in refusal.read_text()
-
-
-def test_rows_and_columns_have_words_of_their_own_in_the_config():
-    spec = {
-        "config": "fedsiam_{data}:{row},gamma={gamma},split={column}",
-        "rows": {"D": {"name": "d"}, "Pi": "pi"},
-        "columns": {
-            "MNIST": {"data": "mnist", "gamma": 0.1, "name": "iid"},
-            "SVHN": {"data": "svhn", "gamma": 0.2, "name": "iid"},
-        },
-        "paper": {"D": {"SVHN": 88.76}},
-    }
-    assert [(cell.config, cell.paper) for cell in parse(Table, spec).cells()] == [
-        ("fedsiam_mnist:d,gamma=0.1,split=iid", ""),
-        ("fedsiam_svhn:d,gamma=0.2,split=iid", "88.76"),
-        ("fedsiam_mnist:pi,gamma=0.1,split=iid", ""),
-        ("fedsiam_svhn:pi,gamma=0.2,split=iid", ""),
-    ]
 
 
 @pytest.mark.parametrize(
