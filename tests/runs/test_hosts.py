@@ -132,7 +132,7 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
 @pytest.mark.parametrize("number", [0, signal.SIGINT, signal.SIGTERM])
 def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_with_one_line(tmp_path, monkeypatch, number):
     patience = f"hosts.GIVEN_UP_AFTER = {600 if number else 1}"
-    run_at_start(monkeypatch, tmp_path, f"from fedjax_ssl.experiment import hosts\nhosts.SAID_AFTER = 0\n{patience}\n")
+    run_at_start(monkeypatch, tmp_path, f"from fedjax_ssl.runs import hosts\nhosts.SAID_AFTER = 0\n{patience}\n")
     words = ["launch.run", "--config=digits:fl2", f"--workdir={tmp_path / 'run'}", "--distributed"]
     words += [f"--coordinator=localhost:{hosts.free_port()}", "--num_processes=2", "--process_id=0"]
     (process,) = hosts.started([words], 1)
@@ -156,7 +156,7 @@ def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_li
         "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda client: None\n    hosts.meet = lambda: os._exit(9)\n"
     )
     of_process_1 = "" if number else dies  # before its first sign of life
-    imports = "import os, sys, time\nfrom fedjax_ssl.experiment import hosts\nmeet = hosts.meet\n"
+    imports = "import os, sys, time\nfrom fedjax_ssl.runs import hosts\nmeet = hosts.meet\n"
     run_at_start(monkeypatch, tmp_path, f"{imports}hosts.meet = lambda: ({meets})\n{of_process_1}")
     jobs = hosts.launched(2, config, f"--workdir={tmp_path / 'job'}", *LONG)
     assert jobs[0].stdout.readline() == "meets\n"
@@ -180,7 +180,7 @@ def test_a_process_that_dies_or_fails_or_gets_a_signal_as_devices_start_ends_all
     run_at_start(
         monkeypatch,
         tmp_path,
-        "import os, time, jax\nfrom fedjax_ssl.experiment import hosts\n"
+        "import os, time, jax\nfrom fedjax_ssl.runs import hosts\n"
         "initialize, meet = jax.distributed.initialize, hosts.meet\n"
         f"def later(**options):\n    initialize(**options)\n    if options['process_id']:\n        {of_process_1[case]}\n"
         "jax.distributed.initialize, hosts.meet = later, lambda: (print('begun', flush=True), meet())\n",
