@@ -3,8 +3,8 @@
 import pytest
 
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.runs import folder
 from fedjax_ssl.runs import run as runs
+from fedjax_ssl.runs.folder import open_workdir
 from fedjax_ssl.runs.log import MetricsLog
 from tests import tiny
 
@@ -14,7 +14,7 @@ def run_in_two_parts(folder, monkeypatch, log_to):
         monkeypatch.delenv(variable, raising=False)
     for stop_after in (2, None):
         experiment = build(tiny.config("supervised", network="linear", log_to=log_to))
-        folder.open_workdir(folder, experiment.settings.to_dict())
+        open_workdir(folder, experiment.settings.to_dict())
         runs.run(experiment, folder, runs.Stop(), stop_after=stop_after)
     return MetricsLog(folder).rows()
 
@@ -49,7 +49,7 @@ def test_a_server_that_does_not_answer_is_one_warning_and_the_run_goes_on(tmp_pa
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     experiment = build(tiny.config("supervised", network="linear", log_to="mlflow"))
-    folder.open_workdir(tmp_path, experiment.settings.to_dict())
+    open_workdir(tmp_path, experiment.settings.to_dict())
     runs.run(experiment, tmp_path, runs.Stop())
     assert runs.is_finished(tmp_path, experiment.settings.rounds)
     assert [record.message[:50] for record in caplog.records if "log_to" in record.message] == [
