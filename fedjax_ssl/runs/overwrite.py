@@ -28,6 +28,8 @@ def remove_all(folders: Sequence[pathlib.Path], names: Sequence[str]) -> None:
     ValueError where something cannot be removed: then all is where it was.
     """
     found = [path for folder in folders for path in _there(folder, names)]
+    for path in found:
+        _check(path)
     renamed = list[tuple[pathlib.Path, pathlib.Path]]()
     asides = {folder: folder / f"{ASIDE}.{secrets.token_hex(8)}" for folder in dict.fromkeys(path.parent for path in found)}
     try:
@@ -43,7 +45,7 @@ def remove_all(folders: Sequence[pathlib.Path], names: Sequence[str]) -> None:
             if aside.is_dir():
                 aside.rmdir()
         if isinstance(error, OSError):
-            raise ValueError(f"--overwrite: {path} cannot be removed ({error.strerror}); nothing was removed") from error
+            raise _refused(path, error) from error
         raise
     for folder, aside in asides.items():
         sync(folder)
@@ -58,3 +60,19 @@ def remove_all(folders: Sequence[pathlib.Path], names: Sequence[str]) -> None:
 def _there(folder: pathlib.Path, names: Sequence[str]) -> Iterator[pathlib.Path]:
     left = [path for path in folder.glob(f"{ASIDE}.*") if re.fullmatch(r"\.[0-9a-f]{16}", path.suffix)]
     yield from (path for path in (*(folder / name for name in names), *left) if os.path.lexists(path))
+
+
+def _check(path: pathlib.Path) -> None:
+    """Raises ValueError where a folder may not be changed from which something would be removed."""
+
+    def raising(error: OSError) -> None:
+        raise _refused(path, error) from error
+
+    inside = os.walk(path, onerror=raising) if path.is_dir() and not path.is_symlink() else ()
+    for folder in (str(path.parent), *(name for name, *_ in inside)):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise _refused(path, PermissionError(f"no right to change {folder}"))
+
+
+def _refused(path: pathlib.Path, error: OSError) -> ValueError:
+    return ValueError(f"--overwrite: {path} cannot be removed ({error.strerror or error}); nothing was removed")

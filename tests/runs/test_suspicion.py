@@ -172,22 +172,25 @@ def test_a_checkpoint_that_is_a_link_goes_as_any_other_and_what_it_leads_to_stay
     assert content(tmp_path / "2") == before
 
 
-def test_where_overwrite_cannot_remove_one_thing_of_any_run_nothing_is_lost(tmp_path, monkeypatch):
-    """Such as one that another disk is mounted on."""
+@pytest.mark.parametrize("call", ["access", "rename"])
+def test_where_overwrite_cannot_remove_one_thing_of_any_run_nothing_is_lost(tmp_path, monkeypatch, call):
+    """Such as a folder without the right to change it, or one that another disk is mounted on."""
     folders = [tmp_path / name for name in "01"]
     for folder in folders:
         (folder / "checkpoints" / "4").mkdir(parents=True)
         for name in ("config.json", "checkpoints/4/state", "notes.txt"):
             (folder / name).write_text(name)
     before = content(tmp_path)
-    last, usual = str(folders[1] / "checkpoints"), os.rename
+    last, usual = str(folders[1] / "checkpoints"), getattr(os, call)
 
     def failing(path, *others, **options):
-        if str(path) == last:
+        if call == "access" and str(path) == f"{last}/4":
+            return False
+        if call == "rename" and str(path) == last:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
         return usual(path, *others, **options)
 
-    monkeypatch.setattr(os, "rename", failing)
+    monkeypatch.setattr(os, call, failing)
     with pytest.raises(ValueError, match=f"^--overwrite: {last} cannot be removed .*; nothing was removed$"):
         remove_all(folders, OURS)
     assert content(tmp_path) == before
