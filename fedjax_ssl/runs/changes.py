@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 def origins(settings: Settings) -> dict[str, Origin]:
     """The files of a run's own method and network, by `method` and `model`; without those of the package."""
     things = {
-        "method": methods.METHODS[settings.method["name"]],
-        "model": models.MODELS[settings.model["name"]].module,
+        "method": methods.METHODS[settings.method.name],
+        "model": models.MODELS[settings.model.name].module,
     }
-    found = {group: origin(group, getattr(settings, group)["name"], thing) for group, thing in things.items()}
+    found = {group: origin(group, getattr(settings, group).name, thing) for group, thing in things.items()}
     return {group: one for group, one in found.items() if one is not None}
 
 
@@ -71,7 +71,7 @@ def changed(noted: Mapping[str, Any], settings: Settings) -> str:
         before, now, name = (
             noted[REGISTERED].get(group, []),
             here.get(group),
-            f"{group}.name={getattr(settings, group)['name']}",
+            f"{group}.name={getattr(settings, group).name}",
         )
         if before == ([now.digest] if now else []):
             continue
@@ -147,7 +147,7 @@ def other_program(noted: Mapping[str, Any], settings: Settings, programs: Mappin
     pairs = [(before[name], now) for name, now in programs.items() if name in before]
     if all(old["of"] != now["of"] or old["digest"] == now["digest"] for old, now in pairs):
         return ""
-    names = " and ".join(f"{group}.name={getattr(settings, group)['name']} ({one})" for group, one in origins(settings).items())
+    names = " and ".join(f"{group}.name={getattr(settings, group).name} ({one})" for group, one in origins(settings).items())
     return (
         f"the code of {names} computes something else than before, though its files are the same: see what they import or read"
     )

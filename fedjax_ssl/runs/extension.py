@@ -25,7 +25,7 @@ def dependence(experiment: Experiment, other: Experiment) -> str:
         return ""
     settings = experiment.settings
     reasons = [*_schedules(experiment), *_phases(settings, experiment.problem, other.problem)]
-    return ", ".join(reasons) or f"method.name={settings.method['name']}, which reads the number of rounds"
+    return ", ".join(reasons) or f"method.name={settings.method.name}, which reads the number of rounds"
 
 
 def same_programs(first: Problem, second: Problem) -> bool:
@@ -82,7 +82,7 @@ def _schedules(experiment: Experiment) -> list[str]:
 
 def _phases(settings: Settings, first: Problem, second: Problem) -> list[str]:
     """The method's options that mean another number of rounds in the two."""
-    options = settings.method_options()
+    options = settings.method
     try:
         before, after = (options.for_rounds(problem.rounds).model_dump() for problem in (first, second))
     except ValueError:  # what one of the two numbers does not allow
