@@ -139,19 +139,19 @@ class Session:
         state, _ = self.experiment.start()
         settings, problem = self.experiment.settings, self.experiment.problem
         weights = state.server.weights
-        if settings.model["name"] == "wide_resnet":  # else all examples are of one class and equally confident
+        if settings.model.name == "wide_resnet":  # else all examples are of one class and equally confident
             last = {name: jax.device_put(5.0 * x, x.sharding) for name, x in weights.params["Dense_0"].items()}
             weights = weights._replace(params={**weights.params, "Dense_0": last})
             state = state._replace(server=state.server._replace(weights=weights))
         self._rounds = self.experiment.rounds(state)
-        arrays = {f"w:{name}": np.asarray(x, np.float32) for name, x in TO_TORCH[settings.model["name"]](weights).items()}
+        arrays = {f"w:{name}": np.asarray(x, np.float32) for name, x in TO_TORCH[settings.model.name](weights).items()}
         index = np.asarray(problem.tables[0]["unlabeled" if settings.data.labels_at == "server" else "labeled"].index)
         arrays |= {"images": np.asarray(problem.train.images)[index], "labels": np.asarray(problem.train.labels)[index]}
         np.savez(pathlib.Path(folder, "data.npz"), mean=settings.data.mean, std=settings.data.std, **arrays)
 
     def write_end(self, folder: str) -> None:
         """Writes the model after the last round by the peers' names, as `weights.npz`."""
-        to_torch = TO_TORCH[self.experiment.settings.model["name"]]
+        to_torch = TO_TORCH[self.experiment.settings.model.name]
         np.savez(pathlib.Path(folder, "weights.npz"), **to_torch(self.state.server.weights))
 
 

@@ -7,19 +7,13 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
-from fedjax_ssl.methods import METHODS, options_class
-from fedjax_ssl.models import MODELS
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import did_you_mean
 
 
 def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     """A config with the default of every key, also of the method's and the model's own options."""
-    config = Settings().to_dict()
-    options = options_class(METHODS[method])().model_dump()
-    config["method"] = {**MethodSettings(name=method).model_dump(), **options}
-    config["model"] = {**ModelSettings(name=model).model_dump(), **dict(MODELS[model].options()), **model_options}
-    return ConfigDict(config)
+    return ConfigDict(Settings.from_dict({"method": {"name": method}, "model": {"name": model, **model_options}}).to_dict())
 
 
 WITHOUT_CLIENTS = ("supervised", "freematch_central", "fixmatch_central")

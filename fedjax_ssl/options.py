@@ -276,12 +276,13 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def fields_of(model: type[pydantic.BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every field with its dotted key, groups before their own fields."""
-    for name, field in model.model_fields.items():
+def fields_of(model: type[pydantic.BaseModel] | pydantic.BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every field with its dotted key, groups before their own fields; of an instance those that its groups really have."""
+    kind: Any = model if isinstance(model, type) else type(model)
+    for name, field in kind.model_fields.items():
         yield prefix + name, field
         if is_group(field):
-            yield from fields_of(field.annotation, f"{prefix}{name}.")  # type: ignore[arg-type]
+            yield from fields_of(field.annotation if model is kind else getattr(model, name), f"{prefix}{name}.")
 
 
 def is_group(field: FieldInfo) -> bool:

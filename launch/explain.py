@@ -19,7 +19,7 @@ from typing import Any
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.experiment import unread
-from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
 from fedjax_ssl.options import accepted, as_text, fields_of, is_group, unknown_key
@@ -87,7 +87,7 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
         if not any(f"{one}.".startswith(f"{key}.") for one in known):
             groups = {one.rpartition(".")[0] for one in known} - {""}
             raise ValueError(unknown_key(key, [*known, *groups]))
-    read_where = {key: unread.needs(asked) for key, asked in unread.readers(settings.method["name"], settings.model["name"])}
+    read_where = {key: unread.needs(asked) for key, asked in unread.readers(settings)}
     for key, (value, meaning, accepts) in known.items():
         if not wanted or any(f"{key}.".startswith(f"{one}.") for one in wanted):
             yield f"{key} = {as_text(value) or repr(value)}"
@@ -99,19 +99,10 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
 
 def _keys(settings: Settings) -> Iterator[tuple[str, tuple[Any, str, str]]]:
     """Each key with its value, its meaning and what it accepts."""
-    parts: list[tuple[str, Any]] = []
-    for group, kind, own in (
-        ("method", MethodSettings, settings.method_options()),
-        ("model", ModelSettings, settings.model_options()),
-    ):
-        values = getattr(settings, group)
-        parts += [(f"{group}.", kind(**{key: values[key] for key in kind.model_fields})), (f"{group}.", own)]
-    for prefix, part in (*parts, ("", settings)):
-        for key, field in fields_of(type(part)):
-            if not is_group(field) and key not in ("method", "model"):
-                value = operator.attrgetter(key)(part)
-                about = field.description or f"An option of the {'network' if prefix == 'model.' else 'method'}."
-                yield prefix + key, (value, about, accepted(field))
+    for key, field in fields_of(settings):
+        if not is_group(field):
+            about = field.description or f"An option of the {'network' if key.startswith('model.') else 'method'}."
+            yield key, (operator.attrgetter(key)(settings), about, accepted(field))
 
 
 def _first_line(docstring: str | None) -> str:

@@ -87,7 +87,7 @@ def test_counts_of_a_runs_rounds_do_not_wrap_around_at_the_bounds():
     output = client(kept=many)
     assert finite(output)
     assert (int(output.client_state.steps), int(output.client_state.epochs)) == (MANY // 2, MANY // 2)
-    alpha_max = client.experiment.settings.method_options().alpha_max
+    alpha_max = client.experiment.settings.method.alpha_max
     followed = alpha_max ** float(output.metrics["perf/client_images"].total / 8)  # the target hardly moves
     online, target = (norm(getattr(output.update.params, name)) for name in ("online", "target"))
     assert target < (1 - followed) * online * 1.1

@@ -10,8 +10,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
-from fedjax_ssl.methods import METHODS, options_class
+from fedjax_ssl.experiment.settings import Settings, own_options
 from fedjax_ssl.options import choices, fields_of
 
 
@@ -38,9 +37,8 @@ def digest(tree: dict[str, Any]) -> str:
 
 def fields(settings: Settings) -> dict[str, Any]:
     """The fields of all keys but the network's own."""
-    own = options_class(METHODS[settings.method["name"]])
-    parts = (("", Settings), ("method.", MethodSettings), ("method.", own), ("model.", ModelSettings))
-    return {prefix + key: field for prefix, part in parts for key, field in fields_of(part)}
+    own = {f"model.{key}" for key in own_options(settings.model)}
+    return {key: field for key, field in fields_of(settings) if key not in own}
 
 
 def others(field: Any, value: object) -> list[Any]:

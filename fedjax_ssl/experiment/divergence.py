@@ -5,7 +5,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.settings import Settings, own_options
 from fedjax_ssl.options import MANY
 from fedjax_ssl.simulation.round import FAULT, FAULTS, RunState, reason
 
@@ -38,7 +38,7 @@ def divergence(number: int, metrics: Mapping[str, Any], settings: Settings) -> s
     if metrics["client/non_finite"] == heard_of >= min(2, settings.cohort_size):  # one bad client alone ends no run
         faults = functools.reduce(operator.or_, metrics[FAULT].values())
         of_weights = faults & ~sum(1 << FAULTS.index(name) for name in ("the weight", "a negative weight")) == 0
-        todo = f"look at the weights of method.name={settings.method['name']}" if of_weights else remedy(settings, ["client"])
+        todo = f"look at the weights of method.name={settings.method.name}" if of_weights else remedy(settings, ["client"])
         return (
             f"round {number}: {'the client' if heard_of == 1 else f'all {heard_of} clients'} returned {reason(faults)}; {todo}"
         )
@@ -72,15 +72,15 @@ def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, flo
             yield f"{group}.optimizer.learning_rate", optimizer.learning_rate
         pulls = {f"{group}.optimizer.weight_decay": optimizer.weight_decay}
         if group == "client":
-            pulls["method.prox_mu"] = settings.method["prox_mu"]
+            pulls["method.prox_mu"] = settings.method.prox_mu
         for key, pull in pulls.items():
             # Steps w <- w - rate pull (w - anchor) overshoot from rate pull = 1 on, and alone diverge from 2 on.
             if optimizer.name != "adam" and min(optimizer.learning_rate, LARGE_RATE[optimizer.name]) * pull >= 1:
                 yield key, pull
     if (rate := settings.server.optimizer.learning_rate) >= 2 and "client" in groups:
         yield "server.optimizer.learning_rate", rate
-    options = settings.method_options()
-    for name, field in type(options).model_fields.items():
-        value, counts = getattr(options, name), any(getattr(mark, "le", None) == MANY for mark in field.metadata)
+    for name, value in own_options(settings.method).items():
+        field = type(settings.method).model_fields[name]
+        counts = any(getattr(mark, "le", None) == MANY for mark in field.metadata)
         if {type(value), type(field.default)} == {float} and not counts and value > LARGE * max(field.default, 1 / LARGE):
             yield f"method.{name}", value

@@ -122,7 +122,7 @@ def forward_flops(model: Mapping[str, Any], num_classes: int, shape: tuple[int, 
 
 def _forward_flops(experiment: Experiment) -> float:
     spec = experiment.problem.spec
-    return forward_flops(experiment.settings.model, spec.num_classes, spec.image_shape)
+    return forward_flops(dict(experiment.settings.model), spec.num_classes, spec.image_shape)
 
 
 def products_per_s() -> float:
@@ -162,7 +162,7 @@ def described(experiment: Experiment) -> Iterator[str]:
     yield f"clients   {spec.num_clients:,}, {spec.cohort_size:,} a round; examples of each: {counts}"
     yield f"server    {plural(data.server.count.sum(), 'labeled example')}"
     network = f"{experiment.num_params:,} parameters, {found.forward_flops / 1e6:,.3g} MFLOP forward an example"
-    yield f"network   {settings.model['name']}: {network}"
+    yield f"network   {settings.model.name}: {network}"
     yield f"a round   {found.round.forward:,} examples forward, {found.round.backward:,} backward, {per_round / 1e9:,.3g} GFLOP"
     up, down = traffic(experiment)
     yield f"traffic   at most {up / 1e6:,.3g} MB up and {down / 1e6:,.3g} MB down a round"

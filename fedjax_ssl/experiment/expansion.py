@@ -57,7 +57,7 @@ def _check(settings: Settings) -> None:
     if not key:
         raise ValueError(f"vary: got '' with {plural(len(values), 'value')}, accepted: the key of the number that has them")
     config = {name: value for name, value in settings.to_dict().items() if name in GROUPS}
-    flat = flattened(config | {"method": settings.method_options().model_dump() | config["method"]})
+    flat = flattened(config)
     numbers = [name for name, value in flat.items() if type(value) is float]
     if key not in numbers:
         what = f"which is {KINDS.get(type(flat[key]), 'no float')}, " if key in flat else ""

@@ -54,7 +54,7 @@ class Experiment:
 
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
-        name, clients = settings.method["name"], settings.data.num_clients
+        name, clients = settings.method.name, settings.data.num_clients
         return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{plural(settings.rounds, 'round')}>"
 
     @property

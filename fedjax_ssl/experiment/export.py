@@ -42,7 +42,7 @@ def named_arrays(experiment: Experiment, state: RunState) -> dict[str, np.ndarra
     with evaluated_weights() as found:
         predict(state.server, jnp.zeros((1, *pool.shape[1:]), pool.dtype), jnp.ones(1, bool))
     if len(found) != 1:
-        got = f"got method.name={experiment.settings.method['name']}, whose predict evaluates {len(found)} networks"
+        got = f"got method.name={experiment.settings.method.name}, whose predict evaluates {len(found)} networks"
         raise ValueError(f"save_model: {got} by its task, accepted: methods that evaluate one")
     return _flat(found[0].params) | _flat(found[0].stats, "batch_stats/")
 
@@ -53,7 +53,7 @@ def metadata(experiment: Experiment) -> dict[str, Any]:
     An image is zero-padded on all sides to `height` x `width`, then its inputs are (pixels / 255 - mean) / std.
     """
     settings, pool = experiment.settings, experiment.problem.train.images
-    found: dict[str, Any] = {"model": dict(settings.model), "num_classes": experiment.problem.spec.num_classes}
+    found: dict[str, Any] = {"model": settings.model.model_dump(), "num_classes": experiment.problem.spec.num_classes}
     found |= {"classes": list(experiment.classes)} if experiment.classes else {}
     found["input_shape"] = list(experiment.problem.spec.image_shape)
     if pool.dtype == np.uint8:

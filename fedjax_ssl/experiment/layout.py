@@ -69,7 +69,7 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
     per_device = -(-cohort // devices)
     vmapped = vmap_runs or (requires.clients and min(chunk_size or per_device, per_device) > 1)
     conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
-    small_batches = on_cpu and settings.model["name"] not in models.feature_models() and settings.model["norm"] != "batch"
+    small_batches = on_cpu and settings.model.name not in models.feature_models() and settings.model.norm != "batch"
     batch_size = given.batch_size or (BATCH_SIZE_ON_CPU if small_batches else BATCH_SIZE)
     return Layout(strategy, chunk_size, devices, runs_at_once, vmap_runs, conv, batch_size)
 
@@ -83,7 +83,7 @@ def _check_host(settings: Settings, requires: Requires, num_runs: int) -> None:
         raise ValueError(f"execution.rounds_per_dispatch: got {together} with execution.data={where}, accepted: 1")
     if requires.all_states or requires.pool:
         reads_all = f" and server.static_norm.data={settings.server.static_norm.data}, whose server reads all images"
-        got = f"got {where} with method.name={settings.method['name']}{'' if requires.all_states else reads_all}"
+        got = f"got {where} with method.name={settings.method.name}{'' if requires.all_states else reads_all}"
         raise ValueError(f"execution.data: {got}, accepted: device")
 
 

@@ -1,7 +1,8 @@
 """The settings of an experiment: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 from pydantic import Field
@@ -98,7 +99,7 @@ class DiagnosticsSettings(Model):
     )
 
 
-class MethodSettings(Model):
+class MethodSettings(Options):
     """What every method has in addition to its own options."""
 
     name: Annotated[str, Known(METHODS)] = Field(
@@ -111,7 +112,7 @@ class MethodSettings(Model):
     )
 
 
-class ModelSettings(Model):
+class ModelSettings(Options):
     """What every network has in addition to its own options."""
 
     name: Annotated[str, Known(models.MODELS)] = Field(
@@ -128,17 +129,57 @@ class ModelSettings(Model):
     )
 
 
-_SHARED: dict[str, type[Model]] = {"method": MethodSettings, "model": ModelSettings}
+GroupT = TypeVar("GroupT", bound=MethodSettings | ModelSettings)
+
+
+def typed(kind: type[GroupT], values: Mapping[str, Any]) -> GroupT:
+    """The group `method` or `model` from its keys: of a class that also has the own options of the one it names.
+
+    It is an instance of the class of these options, too. ValueError for an unknown name or key, or a wrong value.
+    """
+    group, table = ("method", METHODS) if kind is MethodSettings else ("model", models.MODELS)
+    name = values.get("name", kind.model_fields["name"].default)
+    if not isinstance(name, str) or name not in table:
+        parse(kind, {"name": name}, f"{group}.")  # which says what is accepted
+    own = options_class(METHODS[name]) if group == "method" else models.MODELS[name].options
+    if group == "method":
+        _check_options(name, [key for key in values if key not in kind.model_fields], [key for key, _ in fields_of(own)])
+    return parse(class_of(kind, own), values, f"{group}.")  # type: ignore[arg-type]
+
+
+def _check_options(method: str, keys: Iterable[object], known: Sequence[str]) -> None:
+    """Raises ValueError for a key that is no option of the method, nor like one: it may be that of another method."""
+    for key in keys:
+        if said := moved.line(f"method.{key}", [f"method.{one}" for one in known]):
+            raise ValueError(said)
+        if isinstance(key, str) and key not in known and not nearest(key, known):
+            accepted = f"{', '.join(known) or 'none'}; start from a config of {method}, such as configs/digits.py:{method}"
+            raise ValueError(f"method.{key}: not a key of method.name={method}, accepted: {accepted}")
+
+
+@functools.cache
+def class_of(kind: type[GroupT], own: type[Options]) -> type[GroupT]:
+    """The class of a group that has the own options `own`; what every method or network has goes before them."""
+    shared: dict[str, Any] = {key: (kind.model_fields[key].annotation, kind.model_fields[key]) for key in kind.model_fields}
+    bases: Any = (own, kind)
+    alike = {key: shared[key] for key in shared if key in own.model_fields}
+    return pydantic.create_model(own.__name__, __base__=bases, **alike)
+
+
+def own_options(group: MethodSettings | ModelSettings) -> dict[str, Any]:
+    """The options of a method or a network that not every one has."""
+    kind = MethodSettings if isinstance(group, MethodSettings) else ModelSettings
+    return {key: value for key, value in group if key not in kind.model_fields}
 
 
 class Settings(Model):
     """All settings of an experiment."""
 
-    method: dict[str, Any] = Field(
-        default=MethodSettings().model_dump(), description="The federated learning method, with its own options."
+    method: pydantic.SerializeAsAny[MethodSettings] = Field(
+        default_factory=lambda: typed(MethodSettings, {}), description="The federated learning method, with its own options."
     )
-    model: dict[str, Any] = Field(
-        default=ModelSettings().model_dump(), description="The network that is trained, with its own options."
+    model: pydantic.SerializeAsAny[ModelSettings] = Field(
+        default_factory=lambda: typed(ModelSettings, {}), description="The network that is trained, with its own options."
     )
     data: DataSettings = Field(
         default=DataSettings(), description="The dataset, how it is split between server and clients, and how it is augmented."
@@ -195,18 +236,14 @@ class Settings(Model):
 
     @pydantic.field_validator("method", "model", mode="before")
     @classmethod
-    def _complete(cls, group: object, info: pydantic.ValidationInfo) -> object:
-        """The group with what it lacks of the keys that every method, or network, has."""
-        kind = _SHARED[str(info.field_name)]
+    def _as_typed(cls, group: object, info: pydantic.ValidationInfo) -> object:
+        """The group in the class that its name asks for."""
         if not isinstance(group, Mapping):
             return group
-        shared = parse(kind, {key: group[key] for key in kind.model_fields if key in group}, f"{info.field_name}.")
-        return {**group, **shared.model_dump()}
+        return typed(MethodSettings, group) if info.field_name == "method" else typed(ModelSettings, group)
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
-        self.method_options()
-        self.model_options()
         names = [name.strip() for name in self.log_to.split(",") if name.strip()]
         if not {*names} <= {*TRACKERS}:
             raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")
@@ -247,29 +284,15 @@ class Settings(Model):
         return {"client": self.client, "server.training": self.server.training}
 
     @property
+    def is_registered(self) -> bool:
+        """Whether the method and the network have the options of those that are registered under their names now."""
+        own = options_class(METHODS[self.method.name]), models.MODELS[self.model.name].options
+        return isinstance(self.method, own[0]) and isinstance(self.model, own[1])
+
+    @property
     def is_several(self) -> bool:
         """Whether these are the settings of several runs."""
         return self.seeds > 1 or bool(self.vary or self.values)
-
-    def method_options(self) -> Options:
-        """The method's own options; ValueError for an unknown key or a wrong value."""
-        name, own = self.method["name"], self._own("method")
-        options = options_class(METHODS[name])
-        known = [key for key, _ in fields_of(options)]
-        if strange := [key for key in own if key not in known and not nearest(key, known)]:
-            accepted = f"{', '.join(known) or 'none'}; start from a config of {name}, such as configs/digits.py:{name}"
-            if said := moved.line(f"method.{strange[0]}", [f"method.{key}" for key in known]):
-                raise ValueError(said)
-            raise ValueError(f"method.{strange[0]}: not a key of method.name={name}, accepted: {accepted}")
-        return parse(options, own, "method.")
-
-    def model_options(self) -> Options:
-        """The network's own options; ValueError for an unknown key or a wrong value."""
-        return parse(models.MODELS[self.model["name"]].options, self._own("model"), "model.")
-
-    def _own(self, group: str) -> dict[str, Any]:
-        """The keys of `method` or `model` that not every method or network has."""
-        return {key: value for key, value in getattr(self, group).items() if key not in _SHARED[group].model_fields}
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts of plain values."""

@@ -8,10 +8,10 @@ import jax
 
 from fedjax_ssl.data.federated import FederatedData
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.experiment.settings import Settings, own_options
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.metrics import num_bytes
-from fedjax_ssl.options import MANY, REPEATS, Options
+from fedjax_ssl.options import MANY, REPEATS
 from fedjax_ssl.simulation import memory
 
 MOST_PARAMETERS = 2**27 - 1  # an int32 counts the bytes of a client's messages, which may be four networks
@@ -27,8 +27,9 @@ def check_images(dataset: Dataset, size: int) -> None:
     )
 
 
-def check_trainings(settings: Settings, options: Options, data: FederatedData) -> None:
+def check_trainings(settings: Settings, data: FederatedData) -> None:
     """Raises ValueError where a round's training, of a client or of the server, has more examples than an int32 counts."""
+    options = settings.method
     repeats = (getattr(options, name) for name, field in type(options).model_fields.items() if REPEATS in field.metadata)
     factor = math.prod(repeats)
     tables = {"client": data.client_data, "server.training": data.server}
@@ -43,8 +44,8 @@ def check_trainings(settings: Settings, options: Options, data: FederatedData) -
 
 def check_states(settings: Settings, method: Method, spec: DataSpec, num_params: int, num_runs: int) -> None:
     """Raises ValueError where the network, or the states of the server and of all clients, are too large."""
-    options = " ".join(f"{key}={value}" for key, value in settings.model_options())
-    network = f"{settings.model['name']} {options}".rstrip()
+    options = " ".join(f"{key}={value}" for key, value in own_options(settings.model).items())
+    network = f"{settings.model.name} {options}".rstrip()
     if num_params > MOST_PARAMETERS:
         got = f"got {network}, of {num_params:,} parameters"
         raise ValueError(f"model.name: {got}, accepted: a network of at most {MOST_PARAMETERS:,}")

@@ -1,16 +1,13 @@
 """Settings that a run does not read: each field says where it is read (`options.ReadWhere`), and this looks what holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.experiment.expansion import flattened
-from fedjax_ssl.experiment.settings import MethodSettings, ModelSettings, Settings
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import VIEWS, Requires
-from fedjax_ssl.methods import METHODS, options_class
-from fedjax_ssl.models import MODELS
-from fedjax_ssl.options import Is, Model, ReadWhere, fields_of, is_group
+from fedjax_ssl.options import Is, ReadWhere, fields_of, is_group
 
 Marks = list[dict[str, Is]]  # of which one has to hold, all conditions of it
 
@@ -56,9 +53,9 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
 
 def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
     """The keys that a run with such facts does not read, and in words what would read each of them."""
-    values = {**_values(settings), **known}
+    values = {**flattened(settings.to_dict()), **known}
     found: dict[str, str] = {}
-    for key, asked in readers(settings.method["name"], settings.model["name"]):
+    for key, asked in readers(settings):
         for marks in asked:
             lacking = [[one for one, what in mark.items() if not what.holds(values[one])] for mark in marks]
             if all(lacking):
@@ -78,24 +75,23 @@ def ignored(settings: Settings, unread: Mapping[str, str]) -> dict[str, str]:
         "strong": usual.strong,
         "labeled": DataSettings(name=data.name, weak=data.weak).resolved().labeled,
     }
-    names = {group: {"name": getattr(settings, group)["name"]} for group in ("method", "model")}
-    values, defaults = _values(settings.model_copy(update={"data": data})), _values(Settings.from_dict(names | {"data": views}))
+    names = {"method": {"name": settings.method.name}, "model": {"name": settings.model.name}}
+    both = settings.model_copy(update={"data": data}), Settings.from_dict(names | {"data": views})
+    values, defaults = (flattened(one.to_dict()) for one in both)
     return {key: needs for key, needs in unread.items() if values[key] != defaults[key]}
 
 
-def readers(method: str, model: str) -> Iterator[tuple[str, list[Marks]]]:
+def readers(settings: Settings) -> Iterator[tuple[str, list[Marks]]]:
     """Every key with what its groups and it itself ask for: of each of these some mark has to hold."""
-    shared: list[tuple[str, type[Model]]] = [("", Settings), ("method.", MethodSettings), ("model.", ModelSettings)]
-    for prefix, part in (*shared, ("method.", options_class(METHODS[method])), ("model.", MODELS[model].options)):
-        asked: dict[str, list[Marks]] = {"": []}
-        for key, field in fields_of(part):
-            group = key.rpartition(".")[0]
-            beside = f"{prefix}{group}." if group else prefix
-            marks = [mark.conditions for mark in field.metadata if isinstance(mark, ReadWhere)]
-            own = [{one if "." in one else beside + one: what for one, what in mark.items()} for mark in marks]
-            asked[key] = [*asked[group], *([own] if own else [])]
-            if not is_group(field) and (prefix or key not in ("method", "model")):
-                yield prefix + key, asked[key]
+    asked: dict[str, list[Marks]] = {"": []}
+    for key, field in fields_of(settings):
+        group = key.rpartition(".")[0]
+        beside = f"{group}." if group else ""
+        marks = [mark.conditions for mark in field.metadata if isinstance(mark, ReadWhere)]
+        own = [{one if "." in one else beside + one: what for one, what in mark.items()} for mark in marks]
+        asked[key] = [*asked[group], *([own] if own else [])]
+        if not is_group(field):
+            yield key, asked[key]
 
 
 def needs(asked: Sequence[Marks]) -> str:
@@ -107,8 +103,3 @@ def needs(asked: Sequence[Marks]) -> str:
 
 def _said(key: str, asked: Is) -> str:
     return SAID.get(key) or asked.words.format(key)
-
-
-def _values(settings: Settings) -> dict[str, Any]:
-    own = {"method": settings.method_options(), "model": settings.model_options()}
-    return flattened(settings.to_dict() | {group: getattr(settings, group) | dict(values) for group, values in own.items()})

@@ -29,7 +29,7 @@ class Facts(NamedTuple):
 
 
 def _pi_rounds(facts: Facts) -> int:
-    options = facts.settings.method_options().for_rounds(facts.settings.rounds)
+    options = facts.settings.method.for_rounds(facts.settings.rounds)
     return int(getattr(options, "pi_rounds", 0))  # a method of one's own may have none
 
 
@@ -99,7 +99,7 @@ def facts(experiment: Experiment) -> Facts:
 def warnings_of(facts: Facts) -> Iterator[str]:
     """A line for each setting that is doubtful, and one that names all that were set and are not read."""
     settings = facts.settings
-    values = flattened(settings.to_dict() | {"method": settings.method | dict(settings.method_options())})
+    values = flattened(settings.to_dict())
     for pattern, is_doubtful, why in WARNINGS:
         for key in fnmatch.filter(values.keys() - facts.unread.keys(), pattern):
             is_comparable = isinstance(values[key], int | float) or not key.startswith("method.")  # one's own may have any type

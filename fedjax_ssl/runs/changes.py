@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 def origins(settings: Settings) -> dict[str, Origin]:
     """The files of a run's own method and network, by `method` and `model`; without those of the package."""
     things = {
-        "method": methods.METHODS[settings.method["name"]],
-        "model": models.MODELS[settings.model["name"]].module,
+        "method": methods.METHODS[settings.method.name],
+        "model": models.MODELS[settings.model.name].module,
     }
-    found = {group: origin(group, getattr(settings, group)["name"], thing) for group, thing in things.items()}
+    found = {group: origin(group, getattr(settings, group).name, thing) for group, thing in things.items()}
     return {group: one for group, one in found.items() if one is not None}
 
 
@@ -69,7 +69,7 @@ def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] |
     `program` is what the function of that name says now; None: not asked. What an older version did not note is the same.
     """
     noted, here, found = read_json(path) if path.exists() else {}, origins(settings), list[str]()
-    names = {group: f"{group}.name={getattr(settings, group)['name']}" for group in ("method", "model")}
+    names = {group: f"{group}.name={getattr(settings, group).name}" for group in ("method", "model")}
     for group, name in names.items() if REGISTERED in noted else ():
         before, now = noted[REGISTERED].get(group, []), here.get(group)
         if before == ([now.digest] if now else []):

@@ -106,11 +106,11 @@ def dependence(experiment: Experiment, before: int) -> str:
         for key, value in flattened(plain(settings.to_dict())).items()
         if key.endswith(".schedule") and value != "constant" and key not in experiment.unread
     ]
-    for options in (run.settings.method_options() for run in experiment.runs):
+    for options in (run.settings.method for run in experiment.runs):
         now, then = (options.for_rounds(rounds).model_dump() for rounds in (settings.rounds, before))
         found += [f"method.{key}={getattr(options, key)}" for key in now if now[key] != then[key]]
     if experiment.method.requires.rounds:
-        found.append(f"method.name={settings.method['name']}, which reads the number of rounds")
+        found.append(f"method.name={settings.method.name}, which reads the number of rounds")
     return ", ".join(dict.fromkeys(found))
 
 

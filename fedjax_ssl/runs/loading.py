@@ -7,7 +7,8 @@ import pathlib
 
 from fedjax_ssl import methods, models
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.experiment.build import build, profiles_of
+from fedjax_ssl.experiment.arguments import profiles_of
+from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.expansion import current
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings

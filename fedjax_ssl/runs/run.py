@@ -211,7 +211,7 @@ def _check_finished(folder: pathlib.Path, settings: Settings) -> None:
     read_json(folder / RUN)
     with Checkpoints(folder, read_only=True) as checkpoints:
         check_same_run(log_of(folder), *checkpoints.newest_log())
-    ours = {key: last.get(key) for key in TOTALS} | {"seed": settings.seed, "method": settings.method["name"]}
+    ours = {key: last.get(key) for key in TOTALS} | {"seed": settings.seed, "method": settings.method.name}
     if any(end.get(key) != value for key, value in ours.items()):
         raise ValueError(f"{folder / SUMMARY} is not the summary of the log beside it: {REMEDY}")
 

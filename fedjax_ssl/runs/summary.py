@@ -34,7 +34,7 @@ def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int
     timed = [row for row in rows if "perf/client_images_per_s" in row]
     images = sum(row["perf/client_images_per_s"] * row["time/round_s"] for row in timed)
     return {
-        "method": settings.method["name"],
+        "method": settings.method.name,
         "dataset": settings.data.name,
         "seed": settings.seed,
         "rounds": settings.rounds,

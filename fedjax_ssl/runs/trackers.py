@@ -132,7 +132,7 @@ OTHERS: dict[str, Any] = {"wandb": _WandB, "mlflow": _MLflow}
 
 
 def _title(settings: Settings, folder: pathlib.Path) -> str:
-    return f"{settings.method['name']} on {settings.data.name}, seed {settings.seed}: {folder.name}"
+    return f"{settings.method.name} on {settings.data.name}, seed {settings.seed}: {folder.name}"
 
 
 def _identity(settings: Settings, folder: pathlib.Path) -> str:

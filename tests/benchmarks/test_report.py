@@ -5,6 +5,7 @@ import re
 import pytest
 
 from benchmarks import harness, report
+from fedjax_ssl import moved
 from fedjax_ssl.files import plain
 from fedjax_ssl.report import cells
 from fedjax_ssl.report.tables import DASH
@@ -60,7 +61,8 @@ PRETRAININGS = {"without pretraining": 0, "no pretraining": 0, "one pretraining"
 def pretrainings(config, overrides):
     """How often the server of a cell trains before round 1, by today's config."""
     name = config.removeprefix("configs/").replace(".py:", ":")
-    return overrides.get("server.training.pretrain", config_file.read(name).tree["server"]["training"]["pretrain"])
+    today = {moved.MOVED.get(key, key): value for key, value in overrides.items()}  # results keep the keys of their time
+    return today.get("server.training.pretrain", config_file.read(name).tree["server"]["training"]["pretrain"])
 
 
 def test_a_result_of_fl2s_setting_has_the_pretraining_that_its_row_names_and_its_sweep_still_runs():

@@ -13,7 +13,6 @@ from fedjax_ssl.experiment.settings import Settings
 def test_a_workload_is_a_config_with_as_many_images_as_it_asks_for(name):
     workload = round_time.WORKLOADS[name]
     settings = Settings.from_dict(round_time.config_of(workload, "strategy=chunked,chunk_size=2", 4, 3))
-    settings.method_options()
     assert (settings.execution.strategy, settings.execution.chunk_size, settings.client.steps) == ("chunked", 2, 3)
     assert workload.images == workload.batch_size + workload.method.get("unlabeled_batch_size", workload.batch_size)
     assert (settings.eval_every, settings.rounds) == (10**6, 10**6)

@@ -87,7 +87,7 @@ def unread(given: Settings) -> dict[str, str]:
     arrays = [images, np.arange(classes, dtype=np.int32)] * 2
     few = given.model_copy(update={"data": given.data.model_copy(update={"mean": (), "std": ()})})
     plan = plan_of(few, Dataset(name, *arrays, classes))
-    network = (*given.model.items(), plan.spec.image_shape)
+    network = (*given.model, plan.spec.image_shape)
     if network not in BATCH_NORM:
         BATCH_NORM[network] = bool(jax.eval_shape(lambda: plan.task().init(jax.random.key(0), plan.spec.image_shape)).stats)
     return unread_by(given, facts(given, plan.method().requires, has_batch_norm=BATCH_NORM[network]))
@@ -100,7 +100,6 @@ def check(got: Settings, expected: dict) -> None:
         assert ignored(own, unread(own)) == {}
     expected = {key: value for key, value in expected.items() if key not in without}
     assert {key: found.get(key, "absent") for key in expected} == expected
-    got.method_options()  # raises for an unknown or a wrong one
 
 
 TABLES = tables()
@@ -190,6 +189,6 @@ def test_every_share_of_feddures_labels_can_be_drawn(dataset, examples, split, g
 def test_the_curve_of_fedsiam_d_saves_the_share_of_layers_that_is_asked_for(file, place):
     """Over a whole run, to within a round: that at an end of the curve, and what is cut."""
     run = settings(file, f"d,labels_at={place}")
-    options = run.method_options().for_rounds(run.rounds)
+    options = run.method.for_rounds(run.rounds)
     shares = upload_share(options, run.rounds, jnp.arange(1, run.rounds + 1))
     np.testing.assert_allclose(jnp.sum(shares), (1 - options.saved) * run.rounds, atol=1)

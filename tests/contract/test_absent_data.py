@@ -70,7 +70,7 @@ def assert_rests(client, paths, **counts):
 
 
 def name_of(client) -> str:
-    return client.experiment.settings.method["name"]
+    return client.experiment.settings.method.name
 
 
 @pytest.fixture(scope="module", params=tiny.params(tiny.WITH_CLIENTS, fast=tiny.UNLIKE))

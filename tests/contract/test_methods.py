@@ -79,7 +79,7 @@ def test_it_is_traced_once_learns_and_keeps_its_states_structure(ran):
 def test_metrics_are_those_of_the_method_and_in_range(ran):
     experiment, _, states, rows, _ = ran
     settings, requires = experiment.settings, experiment.method.requires
-    name = settings.method["name"]
+    name = settings.method.name
     keys = ALWAYS | OWN.get(name, set()) | (OF_CLIENTS if requires.clients else set())
     if settings.data.labels_at == "server":
         keys |= {"server/loss"}

@@ -9,6 +9,7 @@ import pytest
 from configs import digits
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.expansion import flattened
+from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import SAID, needs, readers
 from fedjax_ssl.methods import METHODS
 from tests import tiny
@@ -161,7 +162,7 @@ def test_every_value_that_varies_is_looked_at_for_doubts(caplog):
 
 def test_each_mark_names_keys_and_facts_that_there_are():
     for method in METHODS:
-        asked = dict(readers(method, "cnn"))
+        asked = dict(readers(Settings.from_dict({"method": {"name": method}, "model": {"name": "cnn"}})))
         known = {*asked, *SAID}
         for key, levels in asked.items():
             assert {one for marks in levels for mark in marks for one in mark} <= known, key

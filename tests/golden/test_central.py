@@ -12,7 +12,7 @@ import pytest
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment.arguments import server_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Aggregate, DataSpec, ServerData
 from fedjax_ssl.methods import METHODS, options_class
@@ -29,7 +29,7 @@ VIEWS = Views(
     labeled=lambda key, images: lc.upright(images),
 )
 SETTINGS = Settings.from_dict(
-    {"rounds": ROUNDS, "server": {"optimizer": OPTIMIZER, "batch_size": BATCH, "epochs": 0, "steps": STEPS}}
+    {"rounds": ROUNDS, "server": {"training": {"optimizer": OPTIMIZER, "batch_size": BATCH, "epochs": 0, "steps": STEPS}}}
 )
 
 
@@ -101,7 +101,7 @@ class Central:
         method = METHODS[name](
             task=lc.linear_task(labels_at=("server",), views=VIEWS),
             client=None,
-            server=build._server(SETTINGS),
+            server=server_of(SETTINGS),
             options=options,
         )
         state, _ = method.init(jax.random.key(0), DataSpec((SIDE, SIDE, 1), CLASSES, 1, 1))

@@ -13,7 +13,7 @@ CONFIDENCE = 0.75
     ("labels_at", "divisor", "weight", "prox_mu"),
     [
         ("clients", "batch", 1.0, 0.0),
-        ("clients", "accepted", 2.5, 0.0),
+        ("clients", "used", 2.5, 0.0),
         ("server", "batch", 2.5, 0.0),  # FedSiam's FedFixMatch
         ("server", "batch", 2.5, 0.5),  # FedProx + FixMatch
     ],

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ssl.experiment.build import server_optimizer
+from fedjax_ssl.experiment.arguments import server_optimizer
 from fedjax_ssl.experiment.settings import Settings
 
 ROUNDS, RATE, B1, B2, TAU = 4, 0.05, 0.8, 0.95, 1e-2

@@ -50,7 +50,7 @@ def check_build(tree: dict, *, trace: bool = False) -> None:
         if refusal is not None:
             assert type(refusal) in (ValueError, FileNotFoundError)  # of which UnicodeError is one
             check_line(str(refusal))
-        elif trace and experiment.settings.model["name"] in SMALL and experiment.settings.execution.data == "device":
+        elif trace and experiment.settings.model.name in SMALL and experiment.settings.execution.data == "device":
             check_unread(tree, experiment)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ssl.experiment.build import _server
+from fedjax_ssl.experiment.arguments import server_of
 from fedjax_ssl.local import Weights
 from fedjax_ssl.local.server import with_statistics
 from fedjax_ssl.method import Aggregate
@@ -73,7 +73,7 @@ def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_av
 
 def test_static_statistics_are_those_of_the_evaluated_average():
     server = Server("fixmatch_central", network="cnn", server__static_norm__data="labeled")
-    task, static_norm = task_of(server.experiment), _server(server.experiment.settings).static_norm
+    task, static_norm = task_of(server.experiment), server_of(server.experiment.settings).static_norm
     collect = jax.jit(lambda weights: with_statistics(task, static_norm, weights, server.data).stats)
     state, _ = server.round(server.state, server.data)
     got, stats = flat(state.weights.stats), server.state.weights.stats
@@ -94,7 +94,7 @@ def test_epochs_are_those_of_the_labeled_data():
     server = Server(
         "fixmatch_central", server__training__epochs=2, server__training__steps=0, server__training__batch_size=8
     )  # 20 labels
-    training = _server(server.experiment.settings).fine_tune
+    training = server_of(server.experiment.settings).fine_tune
     inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.split(jax.random.key(0))))
     assert inputs.labeled.positions.shape == (2 * 3, 8)
     assert inputs.unlabeled.positions.shape == (2 * 3, 16)
