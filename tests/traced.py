@@ -47,6 +47,8 @@ def others(field: Any, value: object) -> list[Any]:
         return [word for word in words if word not in (value, "", "natural")]
     if isinstance(value, bool):
         return [not value]
+    if isinstance(value, str):  # a path, or the name of another key
+        return []
     factors = (value + 1, 2 * value + 3) if isinstance(value, int) else (0.5 * value + 0.01, 2 * value + 1, 0.123)
     return list(factors)
 

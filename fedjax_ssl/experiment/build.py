@@ -267,7 +267,7 @@ def _problem(drawn: Drawn, data: Sequence[FederatedData], method: Callable[[Numb
         on_host=config.execution.data != "device",
         on_disk=config.execution.data == "disk",
         system=system,
-        stop=config.client.on_nonfinite == "stop",
+        stop=requires.clients and config.client.on_nonfinite == "stop",
     )
 
 
