@@ -90,7 +90,7 @@ class Queue:
         """Moves runs that a killed sweep left in programs' folders to their cells; OwnedError where one still goes on."""
         for path in self.folder.glob("shared@*/*/config.json"):
             try:
-                there = reading.read(path.parent, "").config
+                there = flattened(reading.read(path.parent, "").tree)
             except ValueError:  # it is damaged
                 continue
             owns = (self.folder / cell.name / f"{there['seed']}" for cell in self.cells if _is_of(cell, there["seed"], there))

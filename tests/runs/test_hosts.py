@@ -124,7 +124,7 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
     said = refusal(own=(["--config.client.on_nonfinite=stop"], ["--config.data.name=digits"]))
     for key in ("client.on_nonfinite is 'stop' in process 0 and 'skip'", "data.name is 'synthetic' in", "data is ['"):
         assert key in said
-    said = refusal("--stop_after=3", own=(["--dry_run"], ["--overwrite", "--stop_after=5"]))
+    said = refusal(own=(["--dry_run", "--stop_after=3"], ["--overwrite", "--stop_after=5"]))
     for key in ("--dry_run is True in process 0 and False", "--overwrite is False in", "--stop_after is 3 in process 0 and 5"):
         assert key in said
 
