@@ -145,7 +145,7 @@ def pseudo_label(task: Task, options: FL2Options, weights: Weights, data: Client
         "confident_accepted": confident & accepted,
         "accepted": accepted,
         "correct": accepted & (label == data.true_labels),
-    }[options.consistency_on]
+    }["accepted" if options.consistency == "none" else options.consistency_on]  # then nothing reads it
     if options.pseudo_labels == "true":  # the same examples are accepted, except those whose label is not known
         label, known = data.true_labels, data.true_labels >= 0
         accepted, consistent = accepted & known, consistent & known

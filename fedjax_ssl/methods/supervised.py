@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import optax
+
 from fedjax_ssl import local
 from fedjax_ssl.local import Server, Task, Training
 from fedjax_ssl.local.server import init, method_without_clients, requirements
@@ -18,7 +20,7 @@ def supervised(*, task: Task, client: Training, server: Server, options: Supervi
     del client, options
     work = local.server_work(task, server)
     return method_without_clients(
-        init=partial(init, task, server),
+        init=partial(init, task, server._replace(optimizer=optax.identity())),  # no updates are averaged
         train=work.train_alone,
         predict=lambda state, images, mask: task.predict(state.weights, images, mask),
         requires=requirements(task, server, views=("labeled",)),

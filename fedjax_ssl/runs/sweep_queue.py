@@ -90,10 +90,11 @@ class Queue:
         """Moves runs that a killed sweep left in programs' folders to their cells; OwnedError where one still goes on."""
         for path in self.folder.glob("shared@*/*/config.json"):
             try:
-                there = flattened(reading.read(path.parent, "").tree)
+                tree = reading.read(path.parent, "").tree  # with the keys that it does not read
             except ValueError:  # it is damaged
                 continue
-            owns = (self.folder / cell.name / f"{there['seed']}" for cell in self.cells if _is_of(cell, there["seed"], there))
+            seed, there = tree["seed"], flattened(tree)
+            owns = (self.folder / cell.name / f"{seed}" for cell in self.cells if _is_of(cell, seed, there))
             if own := next((one for one in owns if not one.exists()), None):
                 _move(path.parent, own)
 
