@@ -153,7 +153,7 @@ def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_w
 def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_line(tmp_path, config, monkeypatch, number):
     meets = "sys.stdout.write('meets\\n'), sys.stdout.flush(), time.sleep(4), meet()"
     dies = (
-        "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda client: None\n    hosts.meet = lambda: os._exit(9)\n"
+        "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda *_: None\n    hosts.meet = lambda: os._exit(9)\n"
     )
     of_process_1 = "" if number else dies  # before its first sign of life
     imports = "import os, sys, time\nfrom fedjax_ssl.runs import hosts\nmeet = hosts.meet\n"
@@ -205,7 +205,7 @@ def test_a_process_that_dies_or_fails_or_gets_a_signal_as_devices_start_ends_all
 @pytest.mark.slow
 def test_wherever_in_a_round_a_process_dies_no_other_one_takes_its_devices_messages_for_others(tmp_path):
     """It would end with a stack trace at once, in one of four kills; rounds are short here, most of them exchanges."""
-    one_step = [f"--config.{who}.{key}" for who in ("client", "server") for key in ("epochs=0", "steps=1")]
+    one_step = [f"--config.{who}.{key}" for who in ("client", "server.training") for key in ("epochs=0", "steps=1")]
     for number in range(8):
         workdir = tmp_path / str(number)
         jobs = hosts.launched(2, "--config=digits:fl2", "--config.model.width=4", *one_step, *LONG, f"--workdir={workdir}")
