@@ -158,7 +158,7 @@ class StaticNormSettings(Model):
         default="examples",
         description="Weight of a batch in the average of statistics: its number of `examples`, or 1 for all `batches` alike.",
     )
-    order: Literal["apart", "joined", "class"] = Field(
+    order: Annotated[Literal["apart", "joined", "class"], ReadWhere(LABELS)] = Field(
         default="apart",
         description="How examples are put into the batches whose statistics are averaged. `apart`: batches of labeled data, "
         "then batches of unlabeled data. `joined`: both form one sequence, which begins with the labeled examples sorted by "

@@ -54,11 +54,12 @@ BRANCHES: list[tuple[str, dict[str, Any]]] = [
     ("fixmatch_central", {}),
 ]
 ALIKE = re.compile(
-    r"(execution|diagnostics|system)\.|data\.(name|data_dir|path|download|mean|std|image_size|resplit|renumber_labels|num_labels)"
+    r"(execution|diagnostics|system)\.|data\.(name|data_dir|path|download|mean|std|image_size|resplit|renumber_labels|num_labels|min_size)"
     r"|.*\.(labeled_repeats|repeats_below|on_nonfinite)$|(model|method)\.name$"
     r"|(seeds|vary|values|log_to|eval_every|checkpoint_every|rounds|seed|cohort_size)$"
 )
-"""Keys of where things are and how they are laid out, and those of which other values have masks of other sizes."""
+"""Keys of where things are and how they are laid out, those of which other values have masks of other sizes, and one that only
+rejects draws."""
 
 
 def disagreements(tree: dict[str, Any], only: str = "") -> list[str]:
