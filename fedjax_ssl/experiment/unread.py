@@ -36,7 +36,7 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
     has_client_data = requires.clients or requires.next_cohort
     schemes = {data.partition, data.labeled_partition, data.unlabeled_partition} - {""}
     views = set(requires.views) | ({"labeled"} if data.labels_at == "server" else set())
-    if "labeled" in views and data.labeled in ("default", data.weak):
+    if "strong" in views or ("labeled" in views and data.labeled in ("default", data.weak)):  # strong views follow the weak one
         views.add("weak")
     found = {
         "run.has_clients": requires.clients,

@@ -95,6 +95,10 @@ def test_the_loss_of_fl2_reads_what_it_declares():
     assert {"method.rho", "method.perturbation", "method.confidence", "data.alpha"} <= build(tree).unread.keys()
 
 
+def test_a_strong_view_reads_the_weak_one_that_it_follows():
+    assert "data.weak" not in build(tiny.config("fedlabel", data__labeled="none")).unread
+
+
 IGNORED = [
     ("supervised", {"method__prox_mu": 5.0}, "method.prox_mu=5.0 (used only with a method with clients)"),
     ("fixmatch_central", {"system__dropout": 0.5}, "system.dropout=0.5 (used only with a method with clients)"),

@@ -152,9 +152,7 @@ def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_w
 @pytest.mark.parametrize("number", [0, signal.SIGTERM])
 def test_a_process_that_dies_or_gets_a_signal_while_they_meet_ends_all_with_a_line(tmp_path, config, monkeypatch, number):
     meets = "sys.stdout.write('meets\\n'), sys.stdout.flush(), time.sleep(4), meet()"
-    dies = (
-        "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda *_: None\n    hosts.meet = lambda: os._exit(9)\n"
-    )
+    dies = "if '--process_id=1' in sys.orig_argv:\n    hosts._watch = lambda *_: None\n    hosts.meet = lambda: os._exit(9)\n"
     of_process_1 = "" if number else dies  # before its first sign of life
     imports = "import os, sys, time\nfrom fedjax_ssl.runs import hosts\nmeet = hosts.meet\n"
     run_at_start(monkeypatch, tmp_path, f"{imports}hosts.meet = lambda: ({meets})\n{of_process_1}")
