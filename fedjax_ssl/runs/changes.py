@@ -66,7 +66,8 @@ def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> 
 def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:
     """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
 
-    `program` is what the function of that name says now; None: not asked. What an older version did not note is the same.
+    `program` has today's digests, as the function `program` returns them; None leaves the program out of the comparison. What
+    an older version did not note counts as unchanged.
     """
     noted, here, found = read_json(path) if path.exists() else {}, origins(settings), list[str]()
     names = {group: f"{group}.name={getattr(settings, group).name}" for group in ("method", "model")}
