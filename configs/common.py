@@ -30,9 +30,8 @@ def trainings(config: ConfigDict) -> list[ConfigDict]:
 TRAIN_ON_STRONG_VIEWS = (
     *("fl2", "semifl", "fedmatch", "fixmatch", "uda", "fedlabel", "feddure", "freematch_central", "fixmatch_central"),
 )
-TRAIN_ON_WEAK_VIEWS = tuple(
-    {*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp"} - {"fedmatch"}
-)
+TRAIN_ON_WEAK_VIEWS = (*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp")
+"""Strong views follow the weak one, also where a method trains on no weak view itself, as FedMatch."""
 
 
 def without_unread_views(config: ConfigDict) -> ConfigDict:
@@ -42,8 +41,7 @@ def without_unread_views(config: ConfigDict) -> ConfigDict:
         data.strong = "default"
     if method == "fedavg_pp":  # weak views, whatever those of labeled examples are
         data.labeled = "default"
-    weak = method in TRAIN_ON_WEAK_VIEWS and config.method.get("expert_view") != "plain"
-    if not weak and data.labeled != "default":  # else labeled examples have weak views
+    if method not in TRAIN_ON_WEAK_VIEWS and data.labeled != "default":  # else labeled examples have weak views
         data.weak = "default"
     return config
 
