@@ -1,7 +1,6 @@
-"""Keys of configs that have another name than before: the one table of them, for messages and for older runs' folders."""
+"""Keys of configs that have another name than before: the one table of them, for messages."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 _TRAINING = ("batch_size", "epochs", "steps", "pretrain")
 _OPTIMIZER = ("name", "learning_rate", "schedule", "momentum", "nesterov", "weight_decay", "decay", "clip_norm", "persistent")
@@ -19,24 +18,6 @@ MOVED: dict[str, str] = {
 }
 """Old dotted key -> new one. Some keys of `server.optimizer` are still there and mean another optimizer now."""
 
-_RENAMED_VALUES: dict[tuple[str, str], dict[str, str]] = {
-    ("fixmatch", "method.divisor"): {"accepted": "used"},
-    ("fedlabel", "method.normalize"): {"passing": "used"},
-    **{(f"fedsiam_{kind}", "method.normalization"): {"paper": "used", "released": "batch"} for kind in ("pi", "mt", "d")},
-    ("semifl", "method.pseudo_labels"): {"batch": "local"},
-}
-"""Method and old key -> old value -> new one."""
-
-_GONE: dict[tuple[str, str], Any] = {
-    ("uda", "method.tsa"): "none",
-    ("fedlabel", "method.kl_order"): "target_first",
-    ("fedtrinet", "method.threshold_protection"): True,
-    ("freematch_central", "method.threshold_quantile"): 0.0,
-    ("freematch_central", "method.least_threshold"): 0.0,
-    ("freematch_central", "method.most_threshold"): 1.0,
-}
-"""Method and key that is an option no more -> the value that it had in runs of today's code."""
-
 
 def line(key: str, known: Iterable[str]) -> str:
     """What to say of a key that is not accepted and was once that of a `known` key, of the config or after `config.`; or ""."""
@@ -45,22 +26,7 @@ def line(key: str, known: Iterable[str]) -> str:
     return f"{key}: this key is {new} now" if new in known else ""
 
 
-def is_older(flat: Mapping[str, Any]) -> bool:
-    """Whether a whole config, of dotted keys, is one that a version with the old keys has written."""
-    return "server.pretrain" in flat
-
-
-def current(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole config, of dotted keys, with the keys and values of today, if it is an older one; today's as it is."""
-    if not is_older(flat):
-        return dict(flat)
-    method = str(flat.get("method.name", ""))
-    values = {key: _RENAMED_VALUES.get((method, key), {}) for key in flat}
-    left = {key: value for key, value in flat.items() if _GONE.get((method, key), ...) != value}
-    return {renamed(key, method): values[key].get(str(value), value) for key, value in left.items()}
-
-
-def renamed(key: str, method: str) -> str:
-    """Today's name of a dotted key in an older config with a `method`."""
-    is_ours = key.startswith("server.") or (method, key) in _RENAMED_VALUES  # a method of one's own may have such a key
-    return MOVED.get(key, key) if is_ours else key
+def check(flat: Mapping[str, object]) -> None:
+    """Raises ValueError where a whole config, of dotted keys, is one that a version with the old keys has written."""
+    if "server.pretrain" in flat:
+        raise ValueError(f"an earlier version wrote it: {line('server.pretrain', MOVED.values())}")

@@ -1,10 +1,8 @@
 """The runs that one config asks for: seeds (`seeds`), values of a number (`vary` and `values`), or all values of all seeds."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_ssl import moved
 from fedjax_ssl.data.catalog import known
 from fedjax_ssl.data.presets import names
 from fedjax_ssl.experiment.settings import Settings
@@ -76,17 +74,6 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, objec
     for key, value in config.items():
         flat |= flattened(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
-
-
-def current(config: dict[str, Any]) -> dict[str, Any]:
-    """The nested config of a run's folder with the keys of today, if an older version wrote it."""
-    if not moved.is_older(flat := flattened(config)):
-        return config
-    tree: dict[str, Any] = {}
-    for key, value in moved.current(flat).items():
-        *groups, name = key.split(".")
-        functools.reduce(lambda group, word: group.setdefault(word, {}), groups, tree)[name] = value
-    return tree
 
 
 def identity(config: dict[str, Any], without: Sequence[str] = ELSEWHERE) -> dict[str, Any]:

@@ -148,8 +148,8 @@ class Checkpoints(AbstractContextManager):
                 here = _kind(likes[path]) if path in likes else "absent"
                 if there != here:
                     raise ValueError(
-                        f"{self.folder / str(round)} is another experiment's checkpoint: state{path} is {there} there and "
-                        f"{here} here; use another workdir, or start this one anew"
+                        f"{self.folder / str(round)} is another experiment's or version's checkpoint: state{path} is {there} "
+                        f"there and {here} here; use another workdir, or start this one anew"
                     )
             if not self._read_only:
                 self._set_aside(corrupt)

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedjax_ssl.experiment.expansion import current, flattened, identity
+from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
@@ -71,7 +71,7 @@ def _check_kinds(workdir: pathlib.Path) -> None:
 
 def _check_config(path: pathlib.Path, config: Mapping[str, Any], experiment: Experiment | None) -> None:
     """Raises ValueError where a folder's config is another experiment's; `experiment` as for `open_workdir`."""
-    trees = current(read_json(path)), config, Settings().to_dict()
+    trees = read_json(path), config, Settings().to_dict()
     there, here, defaults = (identity(flattened(plain(tree))) for tree in trees)
     there = {key: value for key, value in defaults.items() if key in here} | there
     differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]

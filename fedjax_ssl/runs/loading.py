@@ -9,7 +9,6 @@ from fedjax_ssl import methods, models
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment.arguments import profiles_of
 from fedjax_ssl.experiment.build import build
-from fedjax_ssl.experiment.expansion import current
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.system_settings import SystemSettings
@@ -99,7 +98,7 @@ def run_folders(workdir: Path) -> list[pathlib.Path]:
 def settings_of(folder: pathlib.Path) -> Settings:
     """The settings in a run's folder; ValueError where they are damaged, or name what is not registered here."""
     path = folder / CONFIG
-    tree = current(read_json(path))
+    tree = read_json(path)
     for group, known in (("method", methods.METHODS), ("model", models.MODELS)):
         name = tree[group].get("name") if isinstance(tree.get(group), dict) else None
         if isinstance(name, str) and name not in known:

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_ssl import moved
 from fedjax_ssl.arrays import PyTree, digest
 from fedjax_ssl.data.federated import TABLES
 from fedjax_ssl.data.sources import SYNTHETIC, Dataset, unpadded
@@ -48,7 +47,7 @@ def begins(path: pathlib.Path) -> bytes:
 
 def check_began(path: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError where a `run.json`, which may be there, is of a run of another config."""
-    there, here = moved.current(read_json(path).get("began", {})) if path.exists() else {}, began(settings)
+    there, here = read_json(path).get("began", {}) if path.exists() else {}, began(settings)
     if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
         shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
         raise ValueError(f"{path} is another run's: {shown}; {REMEDY}")

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from fedjax_ssl import moved
-from fedjax_ssl.experiment.expansion import current, flattened
+from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import DamagedError, plain, read_json
 from fedjax_ssl.runs.folder import CONFIG, DIVERGED, FOLDERS, RUN, SUMMARY
@@ -140,9 +140,9 @@ def read(path: pathlib.Path, name: str) -> Run:
     """
     if not (path / CONFIG).is_file():
         raise ValueError(f"{CONFIG} is missing")
-    written = read_object(path / CONFIG)
-    tree, is_older = current(written), moved.is_older(flattened(written))
+    tree = read_object(path / CONFIG)
     own = flattened(tree)
+    moved.check(own)
     config = {key: value for key, value in _defaults().items() if not key.startswith(("method.", "model."))} | own
     rows, problems = read_rows(path / METRICS)
     if rows and rows[-1]["round"] > own["rounds"]:
@@ -153,8 +153,7 @@ def read(path: pathlib.Path, name: str) -> Run:
         reason = diverged(path)
     except (ValueError, KeyError):
         reason = f"{DIVERGED} is damaged"
-    unread = {moved.renamed(key, config["method.name"]) if is_older else key for key in noted.get("unread", ())}
-    config = {key: value for key, value in config.items() if key not in unread}
+    config = {key: value for key, value in config.items() if key not in noted.get("unread", ())}
     command, data, dataset = noted.get("command", []), noted.get("data", ""), noted.get("dataset", "")
     return Run(path, name, tree, config, columns(rows), summary, command, data, dataset, reason, tuple(problems))
 

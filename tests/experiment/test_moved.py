@@ -1,13 +1,9 @@
-"""Keys that have another name than before: one line names the new one, and an older run's config is read by the same table."""
+"""Keys that have another name than before: one line names the new one."""
 
 import pytest
 
-from fedjax_ssl import moved
-from fedjax_ssl.experiment.expansion import current, flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.files import plain
 from launch import config_file
-from tests import tiny
 from tests.data.common import message_of
 
 OLD = {
@@ -37,50 +33,3 @@ def test_an_old_option_of_a_method_is_refused_with_the_new_one(method, key):
     assert said == f"method.{key}: this key is method.divisor now"
     # Of a method that has no such option it is a key like any other.
     assert "divisor" not in message_of(ValueError, Settings.from_dict, {"method": {"name": "fl2", key: "batch"}})
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("fl2", {}),
-        ("fixmatch", {"divisor": ("divisor", "accepted")}),
-        ("fedlabel", {"divisor": ("normalize", "batch")}),
-        ("fedsiam_pi", {"divisor": ("normalization", "paper")}),
-        ("semifl", {"pseudo_labels": ("pseudo_labels", "global")}),
-    ],
-)
-def test_the_config_of_an_older_run_is_read_as_todays(method, options):
-    today = plain(Settings.from_dict(tiny.config(method, server__optimizer__momentum=0.25)).to_dict())
-    before = older(today)
-    before["method"] = {key: value for key, value in before["method"].items() if key not in options} | dict(options.values())
-    assert before["server"]["momentum"] == 0.25
-    assert before["server"]["optimizer"] != today["server"]["optimizer"]
-    assert Settings.from_dict(current(before)) == Settings.from_dict(today)
-    assert current(today) is today
-
-
-@pytest.mark.parametrize(("method", "key", "kept"), [("uda", "tsa", "none"), ("fedtrinet", "threshold_protection", True)])
-def test_an_option_that_is_gone_is_read_where_it_had_the_value_that_is_left(method, key, kept):
-    today = plain(Settings.from_dict(tiny.config(method)).to_dict())
-    before = older(today)
-    for value in (kept, "another"):
-        before["method"][key] = value
-        if value == kept:
-            assert Settings.from_dict(current(before)) == Settings.from_dict(today)
-        else:
-            assert message_of(ValueError, Settings.from_dict, current(before)).startswith(f"method.{key}: ")
-
-
-def older(config: dict) -> dict:
-    """A config with the keys that an older version had, whose server optimizer was SGD."""
-    names = {new: old for old, new in moved.MOVED.items() if old.startswith("server.")}
-    tree: dict = {}
-    for key, value in flattened(config).items():
-        if key.startswith("server.optimizer.") and key not in names:
-            continue
-        *groups, name = names.get(key, key).split(".")
-        group = tree
-        for word in groups:
-            group = group.setdefault(word, {})
-        group[name] = value
-    return tree

@@ -239,7 +239,7 @@ def test_other_experiment_is_refused_not_skipped(tmp_path, change, message):
     save_all(tmp_path, 1, 2)
     with pytest.raises(ValueError, match=message) as error:
         restore(tmp_path, change(state_of(0)))
-    assert "is another experiment's checkpoint" in str(error.value)
+    assert "is another experiment's or version's checkpoint" in str(error.value)
     assert "\n" not in str(error.value)
     assert folders(tmp_path) == ["1", "2"]
 

@@ -52,9 +52,11 @@ def test_unfinished_diverged_and_unreadable_runs_are_told_apart(tmp_path):
     write_json(gone / "diverged.json", {"round": 2, "diverged": "round 2: client/loss is NaN"})
     (write(tmp_path / "unreadable") / "config.json").write_text("{")
     (write(tmp_path / "without") / "config.json").unlink()
+    write_json(write(tmp_path / "older") / "config.json", {"rounds": 3, "server": {"pretrain": 0}})
     found = reading.find([tmp_path, tmp_path / "done"])
     assert [run.state for run in found.runs] == ["finished", "unfinished: round 2 of 3", "diverged in round 2"]
     assert found.unreadable == (
+        f"{tmp_path.name}/older: an earlier version wrote it: server.pretrain: this key is server.training.pretrain now",
         f"{tmp_path.name}/unreadable: config.json is damaged: it is not JSON",
         f"{tmp_path.name}/without: config.json is missing",
     )
