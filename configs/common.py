@@ -18,6 +18,7 @@ def base(method: str, model: str, **model_options: Any) -> ConfigDict:
 
 WITHOUT_CLIENTS = ("supervised", "freematch_central", "fixmatch_central")
 """The methods whose server trains alone."""
+WITHOUT_PRETRAINING = ("freematch_central", "fixmatch_central")
 WITHOUT_BATCH_NORM = ("mnist_cnn", "emnist_cnn", "mlp", "linear")
 
 
@@ -261,6 +262,6 @@ def central(dataset: str, argument: str | None, labels: int) -> ConfigDict:
     config.rounds, config.eval_every = 1024, 5
     config.data.update(name=dataset, num_labels=number("labels", given["labels"]), strong="usb")
     config.data.exclude_labeled = False  # labeled images are unlabeled ones, too
-    config.server.training.update(batch_size=64, epochs=0, steps=1024, pretrain=0)
+    config.server.training.update(batch_size=64, epochs=0, steps=1024)
     config.server.training.optimizer.update(schedule="cosine_7_16", decay="kernels")
     return config

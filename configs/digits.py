@@ -74,12 +74,12 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config = common.base(method, "cnn", width=32)
     own = SETTINGS.get(method, {})
     data = config.data
-    data.name, data.num_clients = "digits", 20
+    data.name = "digits"
     data.labels_at = given["labels_at"] or own.get("data.labels_at", data.labels_at)
     config.rounds, config.eval_every = 40, 2
     if method not in common.WITHOUT_CLIENTS:
-        config.cohort_size = 5
-    if data.labels_at == "server":
+        data.num_clients, config.cohort_size = 20, 5
+    if data.labels_at == "server" and method not in common.WITHOUT_PRETRAINING:
         config.server.training.pretrain = 0
     for training in common.trainings(config):
         training.optimizer.update(schedule="constant", clip_norm=1.0)

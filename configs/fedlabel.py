@@ -46,6 +46,7 @@ def make(
         config.data.resplit = (0.8, 0.05, 0.15)
     config.client.update(batch_size=64, epochs=0, steps=common.number("tau", given["tau"]))
     config.client.optimizer.update(learning_rate=0.003, schedule="constant", momentum=0.0, weight_decay=0.0)
+    config.client.optimizer.update(nesterov=False, persistent=False)
     config.server.optimizer.momentum = 0.0
     if word in FEDLABEL:
         config.method.update(FEDLABEL[word], confidence=common.real("beta", given["beta"] or "0.3", maximum=1, zero=True))

@@ -30,6 +30,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     for training in common.trainings(config):
         training.update(batch_size=100, epochs=1)
         training.optimizer.update(learning_rate=1e-3, schedule="constant", momentum=0.0, weight_decay=0.0)
+        training.optimizer.update(nesterov=False)
     config.server.optimizer.momentum = 0.0
     if variant == "released":
         config.method.confidence = 0.75

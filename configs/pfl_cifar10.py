@@ -19,5 +19,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.data.update(labeled_fraction=(1.0,), labeled="none")
     config.client.update(batch_size=10, epochs=1)
     config.client.optimizer.update(learning_rate=0.1, schedule="constant", momentum=0.0, weight_decay=0.0)
+    config.client.optimizer.update(nesterov=False, persistent=False)
     config.server.optimizer.momentum = 0.0
     return config

@@ -34,9 +34,9 @@ class Cohort(NamedTuple):
     """Who takes part in which round."""
 
     ids: Array  # int32 [M], client ids, without repetition
-    round: Array  # int32 scalar, the round's number, counted from 0
+    round: Array  # int32 scalar, the round's index, counted from 0
     rounds: Any = None  # int or int32 scalar, how many rounds the run has; None unless `Requires.rounds`
-    available: Array | None = None  # bool [M], which of them can be reached; None: all
+    available: Array | None = None  # bool [M], which of these clients can be reached; None: all
 
 
 class ClientData(NamedTuple):
@@ -58,7 +58,7 @@ class ServerData(NamedTuple):
     unlabeled: Examples  # all of the training pool, owned by a client or not; needs `Requires.pool`
     true_labels: Array  # int32 [n], of the rows of `unlabeled`, for diagnostics alone
     next_cohort: Examples  # all data [M, n], without labels, of the next round's clients; needs `Requires.next_cohort`
-    round: Array  # int32 scalar, the number of the round that ends, counted from 0; in `prepare` 0 as well
+    round: Array  # int32 scalar, the index of the round that ends, counted from 0; it is 0 in `prepare`, too
     rounds: Any = None  # int or int32 scalar, how many rounds the run has; None unless `Requires.rounds`
 
 
@@ -66,13 +66,13 @@ class ClientOutput(NamedTuple):
     """What one client returns."""
 
     update: PyTree  # broadcast minus local, a pseudo-gradient for any optax optimizer; by `local.Task.update` a `local.Weights`
-    weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; 0: not in the average, and nothing is sent
-    client_state: PyTree  # the client's new persistent state, structured as it was handed
+    weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; a client of weight 0 is left out and sends nothing
+    client_state: PyTree  # the client's new persistent state, with the structure of the old one
     metrics: ClientMetrics  # name -> Mean or Sum of scalars, or PerClient, which `diagnostics.clients_every` records
 
 
 class Aggregate(NamedTuple):
-    """The cohort's updates, combined by the aggregator `sum`, or all of them, with leading axis M, where it is `stack`."""
+    """The cohort's updates: their weighted mean for the aggregator `sum`, or all of them, with leading axis M, for `stack`."""
 
     update: PyTree  # `sum`: sum_k weight_k update_k / sum_k weight_k, zeros where all weights are 0
     weight: Float32[Array, "*M"]  # sum_k weight_k (`sum`), or the weights [M] (`stack`)
@@ -82,12 +82,12 @@ class Requires(NamedTuple):
     """Which data a method reads, and where labels may be."""
 
     labels_at: tuple[str, ...] = ("server",)  # where labels may be: `server`, `clients` or both
-    clients: bool = True  # whether clients take part at all; without, the server trains alone
+    clients: bool = True  # whether clients take part at all; if not, the server trains alone
     next_cohort: bool = False  # whether the server reads `ServerData.next_cohort`
     pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool
-    rounds: bool = False  # whether anything reads `Cohort.rounds` or `ServerData.rounds`: then a run cannot get more of them
-    all_states: bool = False  # whether `broadcast` reads all clients' states; else it gets None in their place
-    server_training: tuple[str, ...] = ("after",)  # when it can train: `after` the average, or in `parallel` with the clients
+    rounds: bool = False  # whether the method reads `Cohort.rounds` or `ServerData.rounds`; if so, a run cannot be prolonged
+    all_states: bool = False  # whether `broadcast` reads the states of all clients; if not, it gets None in their place
+    server_training: tuple[str, ...] = ("after",)  # when the server can train: `after` averaging, or in `parallel` with clients
     views: tuple[str, ...] = VIEWS  # the views that clients train on; a server that has labels always trains on `labeled` ones
 
 
@@ -123,15 +123,14 @@ class Method(NamedTuple):
             leading axis M (or `()`) that differs from client to client. `clients` is None unless `Requires.all_states`.
         client_update: (shared, per_client, client_state, ClientData, key) -> ClientOutput, written for one client.
         server_update: (server, Aggregate, ServerData, key) -> (server, metrics).
-        predict: name -> (server, images uint8 [B, H, W, ch] or features float32 [B, V, D], mask bool [B], which of them are
-            real) -> logits float32 [B, C]. The first is the model that is evaluated (`eval/accuracy`); each other one is
-            logged as `eval/accuracy_<name>`.
+        predict: name -> (server, images uint8 [B, H, W, ch] or features float32 [B, V, D], mask bool [B] of the real ones)
+            -> logits float32 [B, C]. The first function gives `eval/accuracy`; each other one gives `eval/accuracy_<name>`.
         requires: which data the method reads, and where labels may be.
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1; its metrics are logged with
             those of round 1. By default there is none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
-        parameters: update -> the part of it that changes parameters, without batch-norm statistics, counts and whatever else
-            a client sends; `client/update_norm` and `client/cosine` are computed from it. By default `parameters_of`.
+        parameters: update -> its part that changes parameters, without batch-norm statistics, counts and whatever else a
+            client sends. `client/update_norm` and `client/cosine` are computed from this part. By default `parameters_of`.
     """
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]

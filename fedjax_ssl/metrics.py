@@ -12,7 +12,7 @@ from fedjax_ssl.arrays import Array, Number, PyTree, Stored
 
 
 class Mean(NamedTuple):
-    """A weighted mean: the weighted sum of values, and the sum of weights; where this is 0 the metric is not logged."""
+    """A weighted mean, as the weighted sum of values and the sum of weights. It is not logged if the weights sum to 0."""
 
     total: Float32[Array, "*M"]
     weight: Float32[Array, "*M"]
@@ -22,7 +22,7 @@ BASE_BITS = 30
 
 
 class Sum(NamedTuple):
-    """A sum over clients, such as bytes: total + 2^30 high, as JAX has no whole numbers of 64 bits by default.
+    """A sum over clients, such as a sum of bytes. Its value is total + 2^30 high, as JAX has no 64-bit integers by default.
 
     `Sum(number)` is enough for a number that an int32 holds. `plus` and `added` are exact below 2^60, and the host adds up
     clients and rounds in 64 bits.
@@ -41,7 +41,7 @@ class Sum(NamedTuple):
         if jnp.issubdtype(jnp.result_type(self.total, other.total), jnp.inexact):
             return self._replace(total=self.number + other.number, high=np.int32(0))
         (a, b), highs = zip(*(_split(one.total) for one in (self, other)), strict=True)
-        # XLA would fuse a chain of sums into one loop, in which each has a copy of all before it, twice as many each time.
+        # XLA would fuse a chain of sums into one loop, in which each sum contains copies of all sums before it: 2^n for n sums.
         total, carry = _split(a + b)
         total, high = jax.lax.optimization_barrier((total, self.high + other.high + sum(highs) + carry))
         return self._replace(total=total, high=high)
@@ -59,7 +59,7 @@ def _split(total: Shaped[Array, "*M"]) -> tuple[Shaped[Array, "*M"], Shaped[Arra
 class PerClient(NamedTuple):
     """A value of each client, an array of any shape that is never added up.
 
-    It is computed in the rounds that `diagnostics.clients_every` records; `Experiment.inspect` alone shows names `example/...`.
+    It is computed in the rounds that `diagnostics.clients_every` records; only `Experiment.inspect` shows names `example/...`.
     """
 
     value: Shaped[Array, "*_"]
@@ -95,7 +95,7 @@ def added(numbers: Int32[Array, " n"]) -> Sum:
 
 
 def add(first: Metrics, second: Metrics) -> Metrics:
-    """The metrics of two parts of a training together, name by name."""
+    """The metrics of two parts of a training, added up name by name."""
 
     def both(one: Any, other: Any) -> Any:
         return one.plus(other) if isinstance(one, Sum) else one + other

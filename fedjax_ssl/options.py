@@ -18,7 +18,7 @@ from fedjax_ssl import moved
 
 ModelT = TypeVar("ModelT", bound="Model")
 MANY, HUGE, TINY = 2**31 - 1, 1e38, 1e-37
-"""The largest whole number, and the largest and the smallest positive number, of a setting: int32 and float32 have them."""
+"""The largest integer, the largest number and the smallest positive number of a setting: int32 and float32 can hold them."""
 
 
 Count = Annotated[int, Field(ge=0, le=MANY)]
@@ -37,18 +37,18 @@ REPEATS = "a factor of the examples of a training"
 Repeats = Annotated[int, Field(ge=1, le=1_000), REPEATS]
 _ROUNDS = "a number of rounds after `Options.for_rounds`"
 Phase = Annotated[float, Field(ge=0, le=MANY), _ROUNDS]
-"""Rounds of a phase: below 1 a share of all rounds, if not 0 one round at least; from 1 on a number of rounds."""
-FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase that there has to be
+"""The length of a phase: below 1 it is a share of all rounds, at least one round unless it is 0; else a number of rounds."""
+FirstPhase = Annotated[Phase, Field(gt=0)]  # a phase of at least one round
 
 
 class Known(NamedTuple):
-    """A text field's mark: its value is one of `names`, a table that may grow, or of `others`."""
+    """The mark of a text field whose value is one of `names`, a table that may grow, or one of `others`."""
 
     names: Mapping[str, object] | Iterable[str]
     others: tuple[str, ...] = ()
 
     def words(self) -> list[str]:
-        """What is accepted now."""
+        """The words that are accepted now."""
         return [*self.others, *self.names]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -63,7 +63,7 @@ class Known(NamedTuple):
 
 
 class Is(NamedTuple):
-    """What a condition asks of a value, and how it is said of the key `{}`."""
+    """What a condition asks of a key's value: `holds` checks the value, and `words` say it, with the key in place of `{}`."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -74,11 +74,11 @@ ABOVE_1 = Is("{} > 1", lambda value: value > 1)
 
 
 class ReadWhere:
-    """A field's mark: a run reads the setting where all of its conditions hold; of several marks, where one of them does.
+    """A field's mark, which says where a run reads the setting: where all conditions of one of the field's marks hold.
 
-    A condition is a key and what it has to be: one of a tuple of words, or an `Is`. A key without a dot stands beside the
-    field; others are dotted keys of the config, or facts about the run (`experiment/unread.py`). A group's mark is for all of
-    its keys.
+    A condition is a key and what its value has to be: one of a tuple of words, or what an `Is` asks. A key without a dot is in
+    the same group as the field; other keys are dotted keys of the config, or facts about the run (`experiment/unread.py`). The
+    mark of a group applies to all of its keys.
     """
 
     def __init__(self, conditions: Mapping[str, tuple[str, ...] | Is] | None = None, **beside: tuple[str, ...] | Is) -> None:
@@ -91,7 +91,7 @@ def _one_of(words: tuple[str, ...]) -> Is:
 
 
 class Model(pydantic.BaseModel):
-    """A frozen model of finite numbers without unknown keys; only a list, or one number, is converted, to a tuple."""
+    """A frozen model of finite numbers, without unknown keys. No value is converted, except a list or one number to a tuple."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -110,18 +110,18 @@ class Options(Model, arbitrary_types_allowed=True):
     """The base of a method's, or a network's, own options."""
 
     def for_rounds(self, rounds: int) -> Self:
-        """The options of a run of so many rounds: each `Phase` is a number of them."""
+        """The options for a run of `rounds` rounds, in which each `Phase` is a number of rounds."""
         phases = (name for name, field in type(self).model_fields.items() if _ROUNDS in field.metadata)
         return self.model_copy(update={name: rounds_of(name, getattr(self, name), rounds) for name in phases})
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
-        """The options for clients that have `counts` int32 [K, 2] of labeled and unlabeled examples; by default the same."""
+        """The options for clients with `counts` int32 [K, 2] of labeled and unlabeled examples; by default these options."""
         del counts, batch_size
         return self
 
 
 Divisor = Literal["used", "batch"]
-"""What the sum of a loss over a batch is divided by: the examples that it is over, or all examples of the batch."""
+"""What the sum of a loss over a batch is divided by: the number of examples that the loss is over, or of all in the batch."""
 PseudoLabels = Literal["global", "local"]
 LABELS_BY: Any = Field(
     default="global",
@@ -149,10 +149,10 @@ class LabeledRepeats(Options):
 
 
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
-    """How many of a run's `rounds` the phase `name` has, from its option; 0: there is no such phase.
+    """How many of a run's `rounds` the phase `name` has, by the value `phase` of its option; 0: there is no such phase.
 
-    A share above 0 is one round at least. ValueError where the phase is no whole number, or longer than `maximum` (None: all
-    rounds but one, which the second phase needs; of a run of one round, that round).
+    A share above 0 gives at least one round. ValueError for a number of rounds that is no integer, or larger than `maximum`.
+    By default the maximum leaves one round to the second phase, unless the run has only one.
     """
     maximum = max(rounds - 1, 1) if maximum is None else maximum
     if phase >= 1 and phase != int(phase):
@@ -179,7 +179,7 @@ def parse(model: type[ModelT], values: object, prefix: str = "") -> ModelT:
 
 
 def one_line(text: object) -> str:
-    """A message on one line; of a long one the middle is left out."""
+    """A message on one line; the middle of a long message is left out."""
     line = " ".join(str(text).split())
     return line if len(line) <= LONG else f"{line[: LONG // 2]} ... {line[-LONG // 2 :]}"
 
@@ -215,7 +215,7 @@ def _line(model: type[pydantic.BaseModel], error: pydantic.ValidationError, pref
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """The one of `words` that a mistyped one may have meant, or ""; of dotted keys of its group, by their last parts."""
+    """The one of `words` that a mistyped `word` may mean, or "". A dotted key is looked for in its group, if that exists."""
     words = list(words)
     prefix = word[: word.rfind(".") + 1]
     siblings = [one for one in words if one[: one.rfind(".") + 1] == prefix]
@@ -226,13 +226,13 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """What ends an error: the one of `words` that a mistyped one may have meant, or nothing."""
+    """The end of an error message: the one of `words` that a mistyped `word` may mean, or nothing."""
     near = nearest(word, words)
     return f" (did you mean {near!r}?)" if near else ""
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What to say of a dotted key that is not known: the nearest of its group, the same name elsewhere, or its group's keys."""
+    """A message about an unknown dotted key: the nearest key of its group, one of that name elsewhere, or its group's keys."""
     known, key = list(known), " ".join(key.split())
     if said := moved.line(key, known):
         return said
@@ -258,7 +258,7 @@ def plural(number: int | np.integer, noun: str) -> str:
 
 
 def from_text(key: str, text: str, like: object) -> Any:
-    """A value of the type of `like` from a command line's text; a ValueError says that the text is none."""
+    """The value that a command line's text stands for, of the type of `like`; ValueError if the text stands for none."""
     kind = tuple if isinstance(like, list) else type(like)
     try:
         if kind is tuple:
@@ -277,7 +277,7 @@ def as_text(value: Any) -> str:
 
 
 def fields_of(model: type[pydantic.BaseModel] | pydantic.BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every field with its dotted key, groups before their own fields; of an instance those that its groups really have."""
+    """Every field with its dotted key, each group before its fields; of an instance, the fields that its groups really have."""
     kind: Any = model if isinstance(model, type) else type(model)
     for name, field in kind.model_fields.items():
         yield prefix + name, field
@@ -322,7 +322,7 @@ def _bound(field: FieldInfo, **signs: str) -> tuple[str, float] | None:
 
 
 LONG = 800  # characters of a message
-LIKE = 0.6  # how alike two names are, from 0 to 1, where one may be the other mistyped
+LIKE = 0.6  # the similarity of two names, from 0 to 1, from which on one may be the other, mistyped
 KINDS: dict[object, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "numbers, separated by commas",
 }  # fmt: skip

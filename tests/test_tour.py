@@ -24,6 +24,7 @@ def test_it_is_kept_without_outputs():
 def test_a_badge_opens_the_notebook_itself():
     text = "".join(line for cell in json.loads(NOTEBOOK.read_text())["cells"] for line in cell["source"])
     badges = re.findall(r"\[!\[[^]]*\]\([^)]*\)\]\(([^)]*)\)", text)
+    assert badges or "colab.research.google.com/github" not in text
     assert all(re.fullmatch(r"https://colab\.research\.google\.com/github/.+/launch/tour\.ipynb", link) for link in badges)
 
 

@@ -17,7 +17,7 @@ from fedjax_ssl.arrays import Array, Count, Key, Number
 Image = Shaped[Array, "H W ch"]
 Augmentation = Callable[[Key, Image], Image]
 Batch = UInt8[Array, "B H W ch"] | Float32[Array, "B V D"]
-"""A batch of images, or of texts V stored views of D features."""
+"""A batch of images, or for texts V stored views, each of D features."""
 View = Float32[Array, "B H W ch"] | Float32[Array, "B D"]
 Fill = float | Sequence[float]
 
@@ -150,7 +150,7 @@ def cutout_clipped(size: float, fill: Fill) -> Augmentation:
 
 
 def pillow_box(row: Number, column: Number, side: Number, height: int, width: int) -> Bool[Array, "H W"]:
-    """The pixels that `cutout` paints: the center as shares in [0, 1) of the image's sides, the square's side in pixels."""
+    """The pixels that `cutout` paints, for a center in shares in [0, 1) of the image's sides and a square's side in pixels."""
 
     def covered(center: Number, size: int) -> Bool[Array, " size"]:
         first = jnp.floor(jnp.maximum(center * size - side / 2, 0))

@@ -107,9 +107,9 @@ def paired(
 ) -> PairedSchedule:
     """One labeled and one unlabeled batch per step, each from shuffled epochs of its own.
 
-    Exactly one of `epochs` and `steps` is positive. An epoch goes once through the labeled examples, or through
-    the unlabeled ones of a client without labels; with `larger_counts` through the set that has more batches. `entries` is the
-    number of real examples in an unlabeled batch of this client, in [1, B_u]; None: B_u.
+    Exactly one of `epochs` and `steps` is positive. An epoch goes once through the labeled examples, or through the unlabeled
+    ones of a client without labels; with `larger_counts` it goes through the set that has more batches. `entries` is the number
+    of real examples in an unlabeled batch of this client, in [1, B_u]; None: B_u.
     """
     labeled_key, unlabeled_key = jax.random.split(key)
     if larger_counts and epochs:
@@ -144,8 +144,8 @@ def _steps_per_epoch(schedule: Schedule, batch_size: int | Count) -> Count:
 def stream(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Batch:
     """Full batches [S, B] from a large pool that go through one shuffled epoch after the other.
 
-    A batch may span two epochs, and then have an example twice. Shuffling takes memory for S B + n integers, where `shuffled`
-    takes n for each step. If fewer than n examples are in `mask`, orders may repeat; without any the batches are masked.
+    A batch may span two epochs, and then it may have an example twice. Shuffling takes memory for S B + n integers, where
+    `shuffled` takes n for each step. If fewer than n examples are in `mask`, orders may repeat; if none is, batches are masked.
     """
     (n,) = mask.shape
     rows = -(-steps * batch_size // n)

@@ -127,7 +127,7 @@ SIZES: dict[str, Sizes] = {
     "organamnist": Sizes(_GRAY, 34_561, 6_491, 17_778), "organcmnist": Sizes(_GRAY, 12_975, 2_392, 8_216),
     "organsmnist": Sizes(_GRAY, 13_932, 2_452, 8_827),
 }  # fmt: skip
-"""The sizes of the datasets of images that can be fetched, so that a run's costs are counted without them."""
+"""The sizes of the datasets of images that can be fetched: with them a run's costs are counted before the data are there."""
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _MNIST = "https://storage.googleapis.com/cvdf-datasets/mnist/"  # TFDS's source: LeCun's own host answers no more

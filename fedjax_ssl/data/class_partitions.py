@@ -14,8 +14,8 @@ BATCH_IMBALANCED = (0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
 def class_balanced(labels: Labels, indices: Indices, num_clients: int, rng: Generator) -> Partition:
     """The same number of every class for every client: FedDure's "IID" (Section 4.1).
 
-    Of n_c examples of a class each client gets floor(n_c / K), and the clients with the fewest examples so far one more, in
-    random order among equals, so that sizes differ by at most 1.
+    Of n_c examples of a class each client gets floor(n_c / K). Each further one goes to a client that has the fewest examples
+    so far, at random among equals, so that sizes differ by at most 1.
     """
     positions = checked(indices, num_clients)
     by_class, counts = shuffled_by_class(labels, positions, rng)
@@ -50,7 +50,7 @@ def class_shards(labels: Labels, indices: Indices, num_clients: int, rng: Genera
     """SemiFL's balanced Non-IID split `l-K`: every class is cut into l K / C equal shards, and each client gets l shards.
 
     l = `classes_per_client`; C has to divide l K. A list of every class, l K / C times, is shuffled, and client k takes entries
-    k l to k l + l - 1, perhaps some of one class. Sizes of a class's shards differ by at most 1.
+    k l to k l + l - 1, which may repeat a class. Sizes of a class's shards differ by at most 1.
     """
     positions = checked(indices, num_clients)
     num_classes = _check_classes(labels, classes_per_client)

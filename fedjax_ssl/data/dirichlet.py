@@ -27,7 +27,7 @@ def dirichlet(
 
     With many clients and a small alpha no number of tries suffices. After `max_tries` only the clients with too few examples
     are drawn anew: p is a row of independent Gamma(alpha), normalized, so one client's variables can be replaced. This is
-    nearly the distribution given the sizes (clients are coupled), and a note says so. ValueError if that fails, too.
+    nearly the distribution under that condition (clients are coupled), and a note says so. ValueError if this fails, too.
     """
     indices = distinct(indices)
     _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)

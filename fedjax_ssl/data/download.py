@@ -1,6 +1,6 @@
 """The original files of datasets: fetched once, resumed where a connection was cut, and checked each time they are read.
 
-They lie in `FOLDER/originals/DATASET/`, FOLDER being that of `folder`. A file gets its name only once it is whole and has the
+They lie in `FOLDER/originals/DATASET/`; `folder` gives FOLDER. A file gets its name only once it is whole and has the
 published checksum; until then it is `.NAME.part`. `requests` fetches it in parts: pooch (1.9) and TFDS's download manager begin
 a file anew where a connection was cut, and SVHN's largest has 1.3 GB.
 """
@@ -53,8 +53,8 @@ def folder(data_dir: str | None = None) -> Path:
 def places(name: str, data_dir: str | None = None) -> list[Original]:
     """The files of a dataset of `ORIGINALS`, with their sources and paths.
 
-    FEDJAX_SSL_MIRROR is the address of another copy of `originals`; FEDJAX_SSL_CHECKSUMS a JSON file with sizes and checksums
-    of files that were packed anew.
+    FEDJAX_SSL_MIRROR is the address of another copy of `originals`; FEDJAX_SSL_CHECKSUMS is a JSON file with sizes and
+    checksums of files that were packed anew.
     """
     group = name.partition("/")[0]
     base = os.environ.get(MIRROR, "").rstrip("/")
@@ -65,8 +65,8 @@ def places(name: str, data_dir: str | None = None) -> list[Original]:
 def obtain(name: str, data_dir: str | None = None, *, download: bool = True) -> dict[str, Path]:
     """The paths of a dataset's original files, by name, each whole and with its checksum; fetches what is missing.
 
-    What is fetched, how much, under which terms, is said on standard error first. Raises FileNotFoundError with one line where
-    a file is missing and cannot be fetched or `download` is false, and OSError where it cannot be written.
+    A line on standard error first says what is fetched, how much, and under which terms. Raises FileNotFoundError with one line
+    where a file is missing and cannot be fetched or `download` is false, and OSError where it cannot be written.
     """
     found = places(name, data_dir)
     missing = [place for place in found if not is_whole(place)]
@@ -99,8 +99,8 @@ def is_whole(place: Original) -> bool:
 def fetch(place: Original, waits: Sequence[float] = WAITS) -> None:
     """Fetches a file and checks it; several processes may ask for it at once, and one of them fetches.
 
-    RefusedError with one line: the server does not have the file, another one is there, or no connection lasts, after as many
-    further attempts as there are `waits`. What has arrived by then is kept, and the next call goes on from there.
+    RefusedError with one line if the server does not have the file or has another one, or if connections still break after as
+    many further attempts as there are `waits`. What has arrived by then is kept, and the next call goes on from there.
     """
     path = place.path
     part = part_of(path)

@@ -14,7 +14,7 @@ from fedjax_ssl.arrays import Stored as Array
 from fedjax_ssl.data.profiles import Profiles
 
 Images = UInt8[Array, "N H W ch"] | Float32[Array, "N V D"]
-"""Images, or of texts V stored views of D features."""
+"""Images, or for texts V stored views, each of D features."""
 
 
 class Pool(NamedTuple):
@@ -25,7 +25,7 @@ class Pool(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Which examples of the pool each client has: client k has `index[k, :count[k]]`, the rest (zeros) is padding."""
+    """Which examples of the pool each client has: client k has `index[k, :count[k]]`, and the rest (zeros) is padding."""
 
     index: Int32[Array, "K n"]
     count: Int32[Array, " K"]
@@ -116,7 +116,7 @@ def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
 def widened(splits: Sequence[FederatedData], least: Mapping[str, int] | None = None) -> list[FederatedData]:
     """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding.
 
-    A table has at least as many columns as `least` says under its name, by default no more than its split with the most.
+    A table gets as many columns as in the split where it has the most, or more, if `least` asks for more under its name.
     """
     least = least or {}
     widths = {name: max(least.get(name, 0), *(getattr(data, name).index.shape[1] for data in splits)) for name in TABLES}

@@ -13,7 +13,7 @@ from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, Rows, 
 
 
 class Scheme(NamedTuple):
-    """A partition, see `shares`, and the names of its own parameters: keys of `DataSettings`, or `clients`, the dataset's."""
+    """A partition, see `shares`, and the names of its parameters: keys of `DataSettings`, or `clients` of the dataset."""
 
     function: Callable[..., Partition]
     parameters: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class Scheme(NamedTuple):
 def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Generator) -> tuple[Positions, Positions]:
     """A class-balanced labeled set, num_labels / C random examples of every class, and the rest, both ascending.
 
-    Labels of -1 are unknown, and their examples in the rest.
+    Labels of -1 are unknown, and their examples are in the rest.
     """
     labels = np.asarray(labels)
     if num_labels > len(labels):
@@ -42,12 +42,12 @@ def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Gene
 
 
 def random_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
-    """A labeled set at random, whatever the classes (FedCon), and the rest, both ascending; labels of -1 as above."""
+    """A labeled set at random, whatever the classes (FedCon), and the rest, with all labels of -1; both ascending."""
     return _and_the_rest(rng.choice(_known(labels, num_labels), num_labels, replace=False), len(labels))
 
 
 def stratified_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
-    """About num_labels examples, the same share of each class, and the rest, both ascending; labels of -1 as above."""
+    """About num_labels examples, the same share of each class, and the rest, with all labels of -1; both ascending."""
     share = num_labels / len(_known(labels, num_labels))
     chosen = share_of_classes(rng.permutation(len(labels)), labels, share)
     if not len(chosen):
@@ -56,7 +56,7 @@ def stratified_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[
 
 
 def share_of_classes(rows: Positions, labels: Labels, share: float) -> Positions:
-    """The first examples of each class in `rows`, a share of them that is rounded half to even (FedSiam's released code)."""
+    """A share of the examples of each class in `rows`, the first ones, rounded half to even (FedSiam's released code)."""
     of_classes = (rows[labels[rows] == c] for c in np.unique(labels[labels >= 0]))
     return np.concatenate([own[: round(share * len(own))] for own in of_classes])
 

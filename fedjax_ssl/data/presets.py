@@ -16,7 +16,7 @@ from fedjax_ssl.options import plural
 
 
 class Move(NamedTuple):
-    """How a view moves an image: mirrored half of the time, and cropped after padding; None: by an eighth of its side."""
+    """How a view moves an image: mirrored half of the time, and cropped after padding (None: by up to an eighth of a side)."""
 
     flips: bool
     pad: int | None
@@ -27,7 +27,7 @@ class Move(NamedTuple):
         return min(4, side // SHIFTED) if self.pad is None else self.pad
 
     def augmentation(self) -> Augmentation:
-        """The augmentation that moves images so."""
+        """The augmentation that makes this move."""
 
         def move(key: Key, image: Image) -> Image:
             return crop(self.pad_of(min(image.shape[:2])), self.mode)(key, image)
@@ -43,7 +43,7 @@ class Move(NamedTuple):
 
 
 SHIFTED = 8
-"""Images are hardly damaged where they are shifted by one part of so many of their side."""
+"""A shift of up to 1/8 of its side hardly damages an image."""
 MOVES = {
     "none": Move(False, 0), "crop1": Move(False, 1), "crop4": Move(False, 4),
     "zero_crop4": Move(False, 4, "zero"), "flip_crop4": Move(True, 4), "flip_zero_crop4": Move(True, 4, "zero"),
@@ -70,7 +70,7 @@ def names(dataset: str, weak: str = "default", strong: str = "default", labeled:
 
 
 def described(weak: str, strong: str, labeled: str, *, side: int, used: Sequence[str]) -> str:
-    """What those views that are `used` do to images with this shorter side, in a line; none is `default`."""
+    """A line that says what the `used` views do to images with this shorter side; no name of a view may be `default`."""
     of_weak, of_labeled = (MOVES[name].words(side) + _MORE.get(name, "") for name in (weak, labeled))
     after = "as the weak view" if strong == "none" else f"the weak view and {strong}"
     of_labeled = "as the weak view" if labeled == weak and "weak" in used else of_labeled
@@ -79,7 +79,7 @@ def described(weak: str, strong: str, labeled: str, *, side: int, used: Sequence
 
 
 def far_shifts(dataset: str, weak: str, labeled: str, side: int) -> Iterator[str]:
-    """A line where views shift images with this shorter side far, and farther than the dataset's own weak view."""
+    """A line if views shift images with this shorter side by more than an eighth, and more than the dataset's own weak view."""
     own = MOVES[names(dataset)[0]].pad_of(side)
     views = {"weak": weak} if labeled == weak else {"weak": weak, "labeled": labeled}
     if far := {key: name for key, name in views.items() if MOVES[name].pad_of(side) > max(side / SHIFTED, own)}:
@@ -98,8 +98,8 @@ def make(
 ) -> Views:
     """The plain, weak, strong and labeled view of a dataset's examples; the options are those of a config's `data`.
 
-    The dataset is the one before any padding, as an unknown dataset's mean and std are measured, and its views are FALLBACK. A
-    strong view follows the weak one; `none` is the weak view again.
+    `dataset` must not be padded yet: an unknown dataset's mean and std are measured on its images. Its views are FALLBACK.
+    The strong view is applied after the weak one; if `strong` is `none`, it is the weak view again.
     """
     if dataset.holds_features:
         given = {"mean": mean, "std": std, "weak": weak, "strong": strong, "labeled": labeled}

@@ -17,11 +17,11 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 class Preview(NamedTuple):
-    """How many labeled examples of each class the server has, and each client labeled and unlabeled ones.
+    """How many labeled examples of each class the server has, and how many labeled and unlabeled ones each client has.
 
     `unknown` is how many of a client's unlabeled examples are of a class that nobody knows; they are not in `unlabeled`.
     `divergence` is the Jensen-Shannon divergence between the class distributions of a client's unlabeled and labeled examples
-    (the server's if no client has any); NaN if either is empty. `unassigned` and `notes` are as in `split.Assignment`.
+    (those of the server if no client has any); NaN if either is empty. `unassigned` and `notes` are as in `split.Assignment`.
     """
 
     server: Int64[np.ndarray, " C"]

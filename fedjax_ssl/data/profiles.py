@@ -36,7 +36,7 @@ class Profiles(NamedTuple):
 def lognormal(seed: int, num_clients: int, medians: Sequence[float], speed_sigma: float, bandwidth_sigma: float) -> Rates:
     """Speed, upload and download of each client: median exp(sigma n), n standard normal; a median of 0 gives infinity.
 
-    Both bandwidths of a client have one n: a slow line is slow both ways.
+    The two bandwidths of a client share one n: a slow line is slow both ways.
     """
     normal = _normal(seed, "speed", num_clients, 2)
     exponents = (speed_sigma * normal[:, 0], *[bandwidth_sigma * normal[:, 1]] * 2)
@@ -70,8 +70,8 @@ def read_rates(path: str, num_clients: int) -> Rates:
 def read_windows(path: str, num_clients: int, period: float) -> Windows:
     """When clients can be reached, from a file `client,start,end`, of any number of rows.
 
-    A client with fewer windows than others has (0, 0) for the rest. A window that ends after the period goes on at its begin.
-    ValueError where the windows, of which each client has as many as the one with the most, do not fit into memory.
+    A client with fewer windows than others has (0, 0) for the rest. A window that ends after the period goes on at the
+    beginning of the next. ValueError where memory is too small: all clients take as much as the one with the most windows.
     """
     accepted = f"0 <= start < {period:g}, and start < end <= start + {period:g}"
     in_range = lambda start, end: 0 <= start < period and start < end <= start + period  # noqa: E731

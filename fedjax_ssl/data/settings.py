@@ -26,10 +26,11 @@ class DataSettings(Model):
         default="cifar10",
         description="The dataset: one that `launch.explain datasets` lists, or another name of TensorFlow Datasets (TFDS).",
     )
-    data_dir: str = Field(
+    data_dir: Annotated[str, ReadWhere({"run.reads_files": SET})] = Field(
         default="",
         description="Folder with the datasets, as TFDS has prepared them or as their authors' original files. If it is empty, "
-        "the environment variable FEDJAX_SSL_DATA names it, or else it is ~/.cache/fedjax_ssl/data, and TFDS's own folder.",
+        "it is what the environment variable FEDJAX_SSL_DATA names, or else ~/.cache/fedjax_ssl/data, and TFDS's own folder is "
+        "searched, too.",
     )
     download: bool = Field(
         default=True,
@@ -49,7 +50,9 @@ class DataSettings(Model):
         description="Whether the labels of your own images, which may be any integers or texts, are numbered anew from 0 to "
         "C-1.",
     )
-    num_clients: Clients = Field(default=100, description="Number K of clients among which the training examples are divided.")
+    num_clients: Annotated[Clients, ReadWhere({"run.has_client_data": SET})] = Field(
+        default=100, description="Number K of clients among which the training examples are divided."
+    )
     labels_at: Literal["server", "clients"] = Field(
         default="server",
         description="Who has the labeled examples: the server, so that clients have unlabeled ones alone, or the clients.",
@@ -66,7 +69,8 @@ class DataSettings(Model):
     label_selection: Literal["balanced", "random", "stratified"] = Field(
         default="balanced",
         description="How the labeled examples are chosen: equally many of each class (`balanced`), uniformly at random "
-        "(`random`), or the same share of each class, also within a client (`stratified`).",
+        "(`random`), or the same share of each class, also within a client (`stratified`). Where each client has a "
+        "`labeled_fraction` of its own examples, `balanced` chooses them at random, too.",
     )
     exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET})] = Field(
         default=True,
@@ -82,7 +86,7 @@ class DataSettings(Model):
         description="Whether clients get the true labels of their unlabeled examples after the split, for the fully supervised "
         "references (-SL) that papers compare with.",
     )
-    partition: Scheme = Field(
+    partition: Annotated[Scheme, ReadWhere({"run.has_one_partition": SET})] = Field(
         default="iid",
         description="How training examples are divided among clients; `launch.explain splits` lists all ways.",
     )
@@ -140,7 +144,7 @@ class DataSettings(Model):
     )
 
     def resolved(self) -> "DataSettings":
-        """The settings with the names of views in the place of `default`, but for text features, whose views are stored."""
+        """The settings with views' names in place of `default`, except for text features, whose views are stored."""
         about = known(self.name)
         if self.name == "text_features" or (about and about.kind == "text_features"):
             return self

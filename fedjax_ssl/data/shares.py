@@ -35,7 +35,7 @@ def distinct(indices: Indices) -> Positions:
 
 
 def checked(indices: Indices, num_clients: int) -> Positions:
-    """`distinct` positions; ValueError also if there is not one for each client."""
+    """`distinct` positions; ValueError also if there are fewer positions than clients."""
     positions = distinct(indices)
     if not 1 <= num_clients <= len(positions):
         raise ValueError(
@@ -66,7 +66,7 @@ def mixed(rows: Rows, rng: Generator) -> Rows:
 
 
 def cut(by_class: Positions, sizes: Int64[np.ndarray, "C K"]) -> Rows:
-    """Cuts positions, which are sorted by class, into rows of `sizes` examples of each class and client."""
+    """Cuts positions, which are sorted by class, into a row for each client, which gets `sizes` examples of each class."""
     num_clients = sizes.shape[1]
     client = np.repeat(np.tile(np.arange(num_clients), len(sizes)), sizes.ravel())
     return by_client(by_class, client, num_clients)

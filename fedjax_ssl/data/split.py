@@ -27,7 +27,7 @@ class Assignment(NamedTuple):
 
 
 class Training(NamedTuple):
-    """What a split reads of a training set: labels in 0..C-1, or -1 where nobody knows, and whose each example is, if known."""
+    """What a split reads of a training set: labels in 0..C-1 (-1: unknown), and each example's client, if the data say it."""
 
     labels: Labels
     num_classes: int
@@ -91,7 +91,7 @@ def log_notes(assignment: Assignment, num_examples: int) -> None:
 
 
 def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = False) -> FederatedData:
-    """A dataset with the index tables of a split, in NumPy arrays; that of the pool may be sorted by true labels."""
+    """A dataset with the index tables of a split, in NumPy arrays; the table `pooled` may be sorted by true labels."""
     pooled = assignment.pooled
     if pooled_by_class:
         pooled = pooled[np.argsort(dataset.train_labels[pooled], kind="stable")]

@@ -17,11 +17,11 @@ from fedjax_ssl.files import check_below
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
 POOLING = ("cls", "mean")
-CHANGED = 0.1  # as large as in EDA, Wei and Zou (2019), Section 2
+CHANGED = 0.1  # as in EDA, Wei and Zou (2019), Section 2
 
 
 class Texts(NamedTuple):
-    """The labels of a file's rows, as they are written, and their texts."""
+    """The labels of a file's rows, as they are written, and the texts of these rows."""
 
     labels: list[str]
     texts: list[str]
@@ -48,7 +48,7 @@ def read_csv(path: str) -> Texts:
 
 
 def first_of_each_class(rows: Texts, per_class: int) -> tuple[Texts, Texts]:
-    """The first `per_class` rows of each class (0: all) and those of none, in the file's order, and the others."""
+    """The first `per_class` rows of each class (0: all) and all rows without a class, in the file's order; the other rows."""
     first, others, seen = Texts([], []), Texts([], []), collections.Counter[str]()
     for label, text in zip(*rows, strict=True):
         seen[label] += 1
@@ -61,8 +61,8 @@ def first_of_each_class(rows: Texts, per_class: int) -> tuple[Texts, Texts]:
 def in_other_words(rows: Texts, seed: int = 0) -> Texts:
     """The rows with words left out and moved: a strong view without a translator. Ours, not a paper's.
 
-    Each word of a text is left out with probability `CHANGED`, though one stays at least, and each that is left changes its
-    place with the next one with the same probability.
+    Each word of a text is left out with probability `CHANGED`, but at least one word stays. Each word that stays changes places
+    with the next one with the same probability.
     """
     rng, texts = np.random.default_rng(seed), []
     for words in map(str.split, rows.texts):

@@ -10,7 +10,7 @@ import urllib3
 _CHUNK = 1 << 18
 _TIMEOUT = (10, 60)  # seconds to connect, and between bytes
 MOST = 1 << 30
-"""Bytes of a file whose size nobody publishes; those that have none are much smaller, and a server's answer may never end."""
+"""The most bytes of a file whose size nobody publishes. Such files are much smaller, but a server's answer may never end."""
 _BUSY = (408, 429)  # ask again; so do all from 500 on
 
 
@@ -25,8 +25,8 @@ class RefusedError(Exception):
 def transfer(url: str, part: Path, size: int, label: str) -> None:
     """Appends to `part` what it lacks of the file at `url`, of `size` bytes (0: as the server says), under a progress bar.
 
-    A server that cannot begin in the middle sends it all again. Raises CutError, what has arrived being in `part`, and
-    RefusedError for a server that has no such file, or one of another size or kind. OSError: the disk is full.
+    A server that cannot begin in the middle sends the whole file again. Raises CutError if the transfer ends early (`part` has
+    what arrived), RefusedError if the server has no such file or one of another size or kind, and OSError if the disk is full.
     """
     have = part.stat().st_size if part.exists() else 0
     if size and have == size:

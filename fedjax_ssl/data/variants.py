@@ -54,9 +54,9 @@ class Variant(NamedTuple):
     """One version of RandAugment."""
 
     slots: int  # operations drawn per image, independently and with replacement
-    probability: float  # with which each is applied
+    probability: float  # with which each drawn operation is applied
     ops: Mapping[Op, Magnitude]  # to draw from, all equally likely
-    translate: Callable[[int], Magnitude]  # side of the image in pixels -> that of TranslateX and -Y, two more
+    translate: Callable[[int], Magnitude]  # side of the image in pixels -> magnitude of TranslateX or -Y, which are drawn, too
     cutout: Augmentation = compose()  # the end of the strong view
     fill: float = 0.0  # value of pixels from outside of the image
     bilinear: bool = False  # whether shears interpolate; rotations take the nearest pixel

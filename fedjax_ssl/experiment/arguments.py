@@ -26,7 +26,7 @@ from fedjax_ssl.simulation.system import System
 
 @contextlib.contextmanager
 def naming(group: str) -> Iterator[None]:
-    """Within it, errors name their config key, in one line: `num_labels=3 ...` becomes `data.num_labels=3 ...`."""
+    """A context in which errors name their config key, in one line: `num_labels=3 ...` becomes `data.num_labels=3 ...`."""
     try:
         yield
     except (ValueError, FileNotFoundError) as error:

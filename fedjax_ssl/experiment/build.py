@@ -23,7 +23,7 @@ from fedjax_ssl.experiment.layout import Layout, resolve
 from fedjax_ssl.experiment.settings import ModelSettings, Settings, own_options, typed
 from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
-from fedjax_ssl.local.task import Task
+from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import VIEWS, DataSpec, Method
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.source import Problem
@@ -44,9 +44,9 @@ def build(
     """An experiment from a config: nested mappings with the keys of `Settings`, such as a ConfigDict, or Settings.
 
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
-    `from_features`; `method` a method's factory, with its default options; `model` a network, see `models.register_model`.
-    `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them. Unless it `reads`, random
-    images stand for those of a dataset whose size is known, to count a run's costs.
+    `from_features`; `method` is a method's factory, whose options have their defaults; `model` is a network, see
+    `models.register_model`. `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them. If
+    `reads` is false, random images stand in for a dataset whose size is known, so that a run's costs can be counted.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
     if dataset is not None and not isinstance(dataset, sources.Dataset):
@@ -95,6 +95,7 @@ class Plan(NamedTuple):
     spec: DataSpec
     stored_shape: tuple[int, ...]  # of one example, before images are padded
     conv: str = "xla"
+    has_batch_norm: bool = True
 
     def task(self) -> Task:
         """The network and its views."""
@@ -111,7 +112,7 @@ class Plan(NamedTuple):
                 views=self.views,
                 num_classes=num_classes,
                 labels_at=("server", "clients") if revealed and at == "server" else (at,),
-                norm=given.norm,
+                norm="running" if given.norm == "static" and not self.has_batch_norm else given.norm,  # collects no statistics
                 norm_momentum=given.norm_momentum,
             )
 
@@ -127,13 +128,19 @@ class Plan(NamedTuple):
 
         A network of feature vectors is counted as one without batch norm.
         """
-        weights = jax.eval_shape(lambda key: self.task().init(key, self.spec.image_shape), jax.random.key(0))
-        has_norm = bool(weights.stats) and len(self.spec.image_shape) > 1  # views without gradient cost less without batch norm
+        has_norm = self.has_batch_norm and len(self.spec.image_shape) > 1  # views without gradient cost less without batch norm
         tiny = {"name": "cnn", "width": 1} if has_norm else {"name": "mlp", "hidden": 8}  # with one unit classes may be alike
         model = typed(ModelSettings, {key: getattr(self.settings.model, key) for key in ModelSettings.model_fields} | tiny)
         plain = self.views.plain
         views = Views(plain, *[lambda _, images: plain(images)] * 3)
-        return self._replace(settings=self.settings.model_copy(update={"model": model}), views=views, conv="xla")
+        settings = self.settings.model_copy(update={"model": model})
+        return self._replace(settings=settings, views=views, conv="xla", has_batch_norm=has_norm)
+
+    def weights(self) -> Weights:
+        """The shapes of the network's weights."""
+        task = self.task()
+        with naming("model"):
+            return jax.eval_shape(lambda key: task.init(key, self.spec.image_shape), jax.random.key(0))
 
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
@@ -141,11 +148,11 @@ class Plan(NamedTuple):
         where = {key: getattr(self.settings.data, key) for key in alike}
         data, options = settings.data.model_copy(update=where), settings.method.for_rounds(settings.rounds)
         plan = self._replace(settings=settings.model_copy(update={"data": data, "method": options}))
-        _check_scenario(plan.settings, plan.method())
+        _check_scenario(plan, plan.method())
         return plan
 
     def resolved(self, run: Run, vary: str) -> Run:
-        """The run with the plan's settings of data; where `vary` is the key of a phase, its number counts rounds."""
+        """The run with the plan's settings of data; if `vary` is the key of a `Phase`, the run's number is in rounds."""
         number = getattr(self.settings.method, vary.removeprefix("method."), run.number)
         return run._replace(settings=run.settings.model_copy(update={"data": self.settings.data}), number=number)
 
@@ -177,7 +184,8 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None, *, reads: bool 
     shape = jax.eval_shape(views.plain, one).shape[1:]
     if len(shape) == 1 and model not in models.feature_models():
         raise ValueError(f"model.name: got {model} for text features, accepted: {', '.join(models.feature_models())}")
-    spec = DataSpec(shape, dataset.num_classes, data.num_clients, settings.cohort_size)
+    cohort_size = min(settings.cohort_size, data.num_clients)  # larger, it is refused where it is read
+    spec = DataSpec(shape, dataset.num_classes, data.num_clients, cohort_size)
     return Plan(settings.model_copy(update={"data": data, "method": options}), dataset, views, spec, stored_shape)
 
 
@@ -194,7 +202,9 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, read
     """Reads the data of a config, unless `dataset` has them, and draws the splits; the first part of `build`."""
     runs = runs_of(config)
     plan = plan_of(runs[0].settings, dataset, reads=reads)
+    plan = plan._replace(has_batch_norm=bool(plan.weights().stats))
     plans = [plan.of(run.settings) for run in runs]
+    _check_stop(config, plan.method())
     if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
@@ -223,16 +233,14 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     plan = plans[0]._replace(settings=settings.model_copy(update={"method": options}))
     for own in data:
         sizes.check_trainings(plan.settings, own)
-    requires = plan.method().requires
-    layout = layout or resolve(plan.settings, requires, len(runs))
+    method = plan.method()
+    layout = layout or resolve(plan.settings, method.requires, len(runs))
     plan = plan._replace(conv=layout.conv)
     task = plan.task()
     problem = _problem(drawn, data, lambda number: plan.varied(config.vary, number).method(task))
-    with naming("model"):
-        weights = jax.eval_shape(lambda key: task.init(key, plan.spec.image_shape), jax.random.key(0))
-    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(weights.params))
+    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(plan.weights().params))
     sizes.check_states(plan.settings, problem.first_method, problem.spec, num_params, len(runs))
-    unread = unread_by(plan.settings, facts(plan.settings, requires, has_batch_norm=bool(weights.stats)))
+    unread = unread_by(plan.settings, facts(plan.settings, method, has_batch_norm=plan.has_batch_norm))
     if config.vary in unread:
         raise ValueError(f"vary: got {config.vary!r}, which this run does not read, accepted: with {unread[config.vary]}")
     experiment = Experiment(
@@ -282,9 +290,9 @@ def _check_traceable(experiment: Experiment, config: Settings) -> None:
 
 
 def load_dataset(settings: Settings, *, reads: bool = True) -> sources.Dataset:
-    """The dataset that the settings name, or, unless it `reads`, one that stands for it, where its size is known.
+    """The dataset that the settings name; if `reads` is false and its size is known, random images stand in for it.
 
-    Raises ValueError or FileNotFoundError where it cannot be read.
+    Raises ValueError or FileNotFoundError where the dataset cannot be read.
     """
     data = settings.data
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
@@ -294,9 +302,25 @@ def load_dataset(settings: Settings, *, reads: bool = True) -> sources.Dataset:
         return found or sources.load(data.name, data_dir=folder, path=path, download=data.download and reads, **options)
 
 
-def _check_scenario(settings: Settings, method: Method) -> None:
-    """Raises ValueError where the labels are not where the method reads them."""
-    data, name, requires = settings.data, settings.method.name, method.requires
+def _check_stop(config: Settings, method: Method) -> None:
+    """Raises ValueError where a client would have to end one of several rounds or runs of one program."""
+    together = config.execution.rounds_per_dispatch
+    if method.requires.clients and config.client.on_nonfinite == "stop" and (together > 1 or config.is_several):
+        other = f"execution.rounds_per_dispatch={together}" if together > 1 else "several runs"
+        raise ValueError(f"client.on_nonfinite: got stop with {other}, accepted: skip")
+
+
+def _check_scenario(plan: Plan, method: Method) -> None:
+    """Raises ValueError where the labels are not where the method reads them, or settings that it reads do not go together."""
+    settings, requires = plan.settings, method.requires
+    data, name = settings.data, settings.method.name
+    if (requires.clients or requires.next_cohort) and settings.cohort_size > data.num_clients:
+        raise ValueError(f"cohort_size: got {settings.cohort_size}, accepted: 1 to data.num_clients = {data.num_clients}")
+    trains = {"client": requires.clients, "server.training": data.labels_at == "server"}
+    for group, got in settings.trainings.items():
+        if trains[group] and (got.epochs > 0) == (got.steps > 0):
+            shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
+            raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
     if data.labels_at not in requires.labels_at:
         accepted = " or ".join(requires.labels_at)
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
@@ -310,5 +334,5 @@ def _check_scenario(settings: Settings, method: Method) -> None:
     if data.labels_at == "clients" and when != "after":
         raise ValueError(f"server.training.when: got {when} with data.labels_at=clients, accepted: after")
     norm_data = settings.server.static_norm.data
-    if data.labels_at == "clients" and settings.model.norm == "static" and norm_data != "cohort":
+    if data.labels_at == "clients" and settings.model.norm == "static" and plan.has_batch_norm and norm_data != "cohort":
         raise ValueError(f"server.static_norm.data: got {norm_data} with data.labels_at=clients, accepted: cohort")

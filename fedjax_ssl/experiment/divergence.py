@@ -13,7 +13,7 @@ REASON = "diverged"
 """The key of the reason in the row of a run that has diverged; such a row's only other key is `round`."""
 LARGE_RATE = {"sgd": 1.0, "adam": 0.1, "lars": 10.0}
 """Learning rates above which an optimizer seldom works."""
-LARGE = 10  # a method's own number is large above so many times its default, and never up to 1
+LARGE = 10  # a method's own number is large above so many times its default, unless it is at most 1
 
 
 class DivergedError(RuntimeError):
@@ -21,7 +21,7 @@ class DivergedError(RuntimeError):
 
 
 class StoppedError(RuntimeError):
-    """A client's results are not finite, and `client.on_nonfinite` is `stop`; `state` is the one before that round."""
+    """A client's results are not finite, and `client.on_nonfinite` is `stop`; `state` is the state before that round."""
 
     def __init__(self, message: str, state: RunState) -> None:
         super().__init__(message)

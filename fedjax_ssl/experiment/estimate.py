@@ -1,9 +1,9 @@
 """What a run will cost, before it begins: examples that pass the network, arithmetic, bytes and seconds.
 
-Passes are those of round 1 with a tiny network in place of the experiment's, which takes the same steps; where pseudo-labels
-decide how many, they differ somewhat, and where few pass a threshold in round 1, as with SemiFL and FixMatch, later rounds
-have more: on the digits up to four times the arithmetic. Seconds are the arithmetic over what this machine multiplies in a
-second: a rough figure.
+Passes are those of round 1 with a tiny network in place of the experiment's, which takes the same steps. Where pseudo-labels
+decide the number of steps, it differs somewhat. Where few pseudo-labels pass a threshold in round 1, as with SemiFL and
+FixMatch, later rounds have more steps: on the digits up to four times the arithmetic. Seconds are the arithmetic divided by
+what this machine computes in a second, which is a rough figure.
 """
 
 import time
@@ -29,7 +29,7 @@ from fedjax_ssl.simulation.round import RunState, run_client, run_round
 from fedjax_ssl.simulation.source import DeviceSource, Problem, RunInputs, cpu
 
 SHARE = {"cpu": 0.5, "gpu": 0.1, "tpu": 0.1}
-"""Which share of the speed of large matrix products rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/speed.md)."""
+"""The share of large matrix products' speed that rounds reach: .2 to .9 on CPUs, .09 on an H200 (benchmarks/speed.md)."""
 SLOW = 3e10  # floating-point operations a second, fewer than any machine of today does
 WORTH_S = 600.0  # a run that takes less on a slow machine needs no estimate
 
@@ -86,7 +86,7 @@ def counted(experiment: Experiment) -> tuple[Passes, Passes]:
 
 
 def traffic(experiment: Experiment) -> tuple[int, int]:
-    """The most bytes that the clients of a round send and receive, by the shapes of what they do."""
+    """The most bytes that the clients of a round send and receive, by the shapes of what is sent."""
     method = experiment.method._replace(prepare=lambda server, data, key: (server, {}))  # which is slow to trace
     source, arguments = _first_run(experiment.problem, method)
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int, Int64
 
 BINS = 15  # of the calibration, as in Guo et al. 2017
-TENTHS = 10  # bins of the clients' histogram, and the share of worst clients is one of so many
+TENTHS = 10  # the number of bins of the clients' histogram; the worst clients are one part in so many
 Classes = Int[np.ndarray, " N"]
 
 
@@ -22,7 +22,7 @@ class Predictions(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """The expected calibration error in [0, 1], and of each bin the examples, the accuracy and the mean confidence.
+    """The expected calibration error in [0, 1], and each bin's number of examples, accuracy and mean confidence.
 
     Accuracy and confidence of an empty bin are NaN.
     """
@@ -64,7 +64,7 @@ def confusion_matrix(labels: Classes, predicted: Classes, num_classes: int) -> I
 
 
 def class_accuracies(confusion: Int[np.ndarray, "C C"]) -> Float64[np.ndarray, " C"]:
-    """The share of each class's examples that is right (recall); NaN for a class without examples."""
+    """The share of each class's examples that are classified correctly (recall); NaN for a class without examples."""
     total = confusion.sum(axis=1)
     return np.where(total > 0, np.diagonal(confusion) / np.maximum(total, 1), np.nan)
 
@@ -91,12 +91,12 @@ def of_clients(correct: Float[np.ndarray, " N"], rows: Sequence[Int[np.ndarray, 
 
 
 def worst(accuracy: Float[np.ndarray, " K"]) -> float:
-    """The mean over the worst tenth of clients, at least one; NaN of none."""
+    """The mean over the worst tenth of clients, at least one; NaN if there are none."""
     return float(np.sort(accuracy)[: max(1, len(accuracy) // TENTHS)].mean()) if len(accuracy) else float("nan")
 
 
 def report(logits: Float[np.ndarray, "N C"], labels: Classes) -> dict[str, Any]:
-    """All of it but the clients, as plain numbers and lists, of N labeled examples."""
+    """All of these results for N labeled examples, except those of clients, as plain numbers and lists."""
     num_classes, predicted = logits.shape[1], predictions(logits)
     confusion = confusion_matrix(labels, predicted.label, num_classes)
     calibrated = calibration(predicted, labels)

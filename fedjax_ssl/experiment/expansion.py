@@ -1,4 +1,4 @@
-"""The runs that one config asks for: seeds (`seeds`), values of a number (`vary` and `values`), or all values of all seeds."""
+"""The runs that one config asks for: seeds (`seeds`), values of a number (`vary` and `values`), or each value for each seed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,18 +11,18 @@ from fedjax_ssl.options import KINDS, did_you_mean, plural
 GROUPS = ("client", "server", "method", "data")
 """The groups of settings with numbers that can vary between runs of one program."""
 SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
-"""Numbers that switch a part of the program off where they are 0, so that a program of several values takes none that is 0."""
+"""Numbers that switch a part of the program off where they are 0: a program of several values accepts no 0 among them."""
 
 PLACES = ("data.data_dir", "data.path", "data.download")
 """Keys of where data lie, which may differ between the processes of a run; the data's digest is in `run.json`."""
 ELSEWHERE = (*PLACES, "log_to", "client.on_nonfinite")
-"""Keys that may change between a run's parts: where its data lie and its metrics go, and whether a client left out ends it."""
+"""Keys that may change when a run goes on: where data lie and metrics go, and whether a client left out of a round ends it."""
 CLIENT_FILES = ("system.file", "system.trace")
-"""Files of clients' devices and windows, which count as data: the digest has what is in them, wherever they lie."""
+"""Files of clients' devices and windows. They count as data: the digest covers their content, wherever they lie."""
 
 
 class Run(NamedTuple):
-    """One of several runs: its settings alone, its folder's name (`3`, `0-learning_rate=0.1`), and its value of what varies."""
+    """One of several runs: its own settings, its folder's name (`3`, `0-learning_rate=0.1`), and its value of what varies."""
 
     settings: Settings
     name: str
@@ -77,7 +77,7 @@ def flattened(config: Mapping[str, object], prefix: str = "") -> dict[str, objec
 
 
 def identity(config: dict[str, Any], without: Sequence[str] = ELSEWHERE) -> dict[str, Any]:
-    """What of a config, of dotted keys, makes it another experiment: not where its data lie, nor where its metrics go."""
+    """The part of a config (of dotted keys) that says which experiment it is, without the keys `without`."""
     files = {key: "a file" for key in CLIENT_FILES if config.get(key) not in (None, "", "diurnal")}
     about, keys = known(str(config.get("data.name"))), ("data.weak", "data.strong", "data.labeled")
     if "data.name" in config and "text_features" not in (config["data.name"], about and about.kind):  # whose views are stored
@@ -87,7 +87,7 @@ def identity(config: dict[str, Any], without: Sequence[str] = ELSEWHERE) -> dict
 
 
 def replaced(tree: Any, path: Sequence[str], value: object) -> Any:
-    """`tree`, of mappings and settings, with `value`, which may be traced and is not checked, at `path`."""
+    """`tree`, of mappings and settings, with `value` at `path`; the value may be traced, and is not checked."""
     name, *rest = path
     if isinstance(tree, Mapping):
         return {**tree, name: replaced(tree.get(name), rest, value) if rest else value}

@@ -35,9 +35,9 @@ TOTALS = (*COSTS, "time/total_s", "time/compile_s")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Experiment:
-    """One run or several that are ready to run together; `num_params` is the network's size.
+    """One run, or several runs that are computed together, ready to begin; `num_params` is the network's size.
 
-    `tiny_method` makes the method of a run's number with a tiny network, for counts of steps and examples.
+    `tiny_method` makes the method for a run's number with a tiny network, for counts of steps and examples.
     """
 
     runs: tuple[Run, ...]
@@ -47,15 +47,16 @@ class Experiment:
     views: Views
     stored_shape: tuple[int, ...]  # of one example of the dataset, before images are padded
     classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
-    dataset: Dataset  # of which `problem` has the images, and whose splits it divides
+    dataset: Dataset  # the examples that `problem` divides among server and clients
     tiny_method: Callable[[Number | None], Method]
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys that no part reads, and what would read them
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 
     def __repr__(self) -> str:
         settings, runs = self.settings, f"{len(self.runs)} runs of " if len(self.runs) > 1 else ""
-        name, clients = settings.method.name, settings.data.num_clients
-        return f"<Experiment: {name} on {settings.data.name}, {clients} clients, {runs}{plural(settings.rounds, 'round')}>"
+        clients = f"{settings.data.num_clients} clients, " if self.method.requires.clients else ""
+        of = f"{settings.method.name} on {settings.data.name}"
+        return f"<Experiment: {of}, {clients}{runs}{plural(settings.rounds, 'round')}>"
 
     @property
     def settings(self) -> Settings:
@@ -93,9 +94,9 @@ class Experiment:
 
         They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
         leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
-        dispatch runs several rounds, each comes with the state after the last. DivergedError ends one run; several go on.
-        StoppedError ends a run with `client.on_nonfinite=stop`.
-        A row has what each client did under `clients`, arrays [M], in the rounds that `diagnostics.clients_every` says.
+        dispatch runs several rounds, each comes with the state after the last. DivergedError ends a single run; of several runs
+        the others go on. StoppedError ends a run with `client.on_nonfinite=stop`. In the rounds that
+        `diagnostics.clients_every` records, a row has under `clients` what each client did, in arrays [M].
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -150,8 +151,8 @@ class Experiment:
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
         """Logits float32 [N, C] of one run's global model.
 
-        For what the dataset takes: uint8 images [N, H, W, ch] or, of one channel, [N, H, W], which are padded as the dataset's
-        are, or features float32 [N, D] or [N, V, D]. ValueError, with one line, for anything else.
+        `images` are what the dataset takes: uint8 images [N, H, W, ch] or, of one channel, [N, H, W], which are padded as the
+        dataset's are, or features float32 [N, D] or [N, V, D]. ValueError, with one line, for anything else.
         """
         self._check(state)
         size, precision = self.layout.batch_size, self.settings.execution.precision
@@ -167,9 +168,9 @@ class Experiment:
         return np.concatenate(logits)
 
     def inspect(self, state: RunState, client: int) -> Inspection:
-        """A client's unlabeled examples at the start of the round after `state`, as if it took part: with pseudo-labels.
+        """A client's unlabeled examples, with the pseudo-labels that it would train on if it took part in the next round.
 
-        The pseudo-labels are those that the round would train on. `state` stays as it is. ValueError for an unknown client.
+        `state` is the state before that round, and stays as it is. ValueError for an unknown client.
         """
         self._check(state)
         problem = self.problem

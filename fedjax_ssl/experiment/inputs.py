@@ -1,4 +1,4 @@
-"""What `Experiment.predict` takes: examples as the dataset takes them, made into the ones that the network's views take."""
+"""The inputs of `Experiment.predict`: examples as the dataset takes them, which get the shape that the network's views take."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def checked(
 ) -> UInt8[np.ndarray, "B H W ch"] | Float32[np.ndarray, "B V D"]:
     """Examples in the shape of the pool's, from images or features as the dataset takes them; ValueError for others.
 
-    `stored` is the shape of one example of the dataset, `pooled` that after zero-padding: (H, W, ch), or (V, D) of features.
+    `stored` is the shape of one example of the dataset: (H, W, ch), or (V, D) of features. `pooled` is that, zero-padded.
     """
     array = array_of(examples)
     if np.ma.is_masked(array):

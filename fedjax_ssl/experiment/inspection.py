@@ -1,4 +1,4 @@
-"""What one client makes of its unlabeled examples: its pseudo-labels, which are accepted, and the true labels."""
+"""What one client makes of its unlabeled examples: its pseudo-labels, which of them it accepts, and the true labels."""
 
 from typing import Any, NamedTuple
 
@@ -18,8 +18,8 @@ class Inspection(NamedTuple):
     """A client's n unlabeled examples in a round.
 
     `ids` are their positions in the training pool, `experiment.problem.train`. A pseudo-label is -1 where there is none yet;
-    a confidence is NaN where the method does not keep it. `accepted` is None, and labels and confidences are the global
-    model's on plain views, where the method makes no pseudo-labels, or makes them anew in each step.
+    a confidence is NaN where the method does not keep it. If the method makes no pseudo-labels, or makes them anew in each
+    step, `accepted` is None, and labels and confidences are those of the global model on plain views.
     """
 
     ids: Int32[np.ndarray, " n"]

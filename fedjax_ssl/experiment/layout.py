@@ -25,7 +25,7 @@ class Layout(NamedTuple):
     batch_size: int
 
     def execution(self, settings: Settings) -> Execution:
-        """The same for the simulator, which may halve chunks whose size the settings leave open."""
+        """The same layout for the simulator, which may halve chunks whose size the settings leave open."""
         given = settings.execution
         own = {key: value for key, value in self._asdict().items() if key in Execution._fields}
         # Processes would have to agree on it, round by round.

@@ -133,9 +133,9 @@ GroupT = TypeVar("GroupT", bound=MethodSettings | ModelSettings)
 
 
 def typed(kind: type[GroupT], values: Mapping[str, Any]) -> GroupT:
-    """The group `method` or `model` from its keys: of a class that also has the own options of the one it names.
+    """The group `method` or `model` from its keys, with the options of the method or network that it names.
 
-    It is an instance of the class of these options, too. ValueError for an unknown name or key, or a wrong value.
+    It is an instance of `kind` and of the class of these options. ValueError for an unknown name or key, or a wrong value.
     """
     group, table = ("method", METHODS) if kind is MethodSettings else ("model", models.MODELS)
     name = values.get("name", kind.model_fields["name"].default)
@@ -159,7 +159,7 @@ def _check_options(method: str, keys: Iterable[object], known: Sequence[str]) ->
 
 @functools.cache
 def class_of(kind: type[GroupT], own: type[Options]) -> type[GroupT]:
-    """The class of a group that has the own options `own`; what every method or network has goes before them."""
+    """The class of a group that also has the options of `own`; fields of `kind` replace options of the same name."""
     shared: dict[str, Any] = {key: (kind.model_fields[key].annotation, kind.model_fields[key]) for key in kind.model_fields}
     bases: Any = (own, kind)
     alike = {key: shared[key] for key in shared if key in own.model_fields}
@@ -167,7 +167,7 @@ def class_of(kind: type[GroupT], own: type[Options]) -> type[GroupT]:
 
 
 def own_options(group: MethodSettings | ModelSettings) -> dict[str, Any]:
-    """The options of a method or a network that not every one has."""
+    """The options of a method or a network, without the fields that every method or every network has."""
     kind = MethodSettings if isinstance(group, MethodSettings) else ModelSettings
     return {key: value for key, value in group if key not in kind.model_fields}
 
@@ -253,10 +253,6 @@ class Settings(Model):
             )
         if (last := self.seed + self.seeds - 1) > MANY:
             raise ValueError(f"seed: got {self.seed} with seeds={self.seeds}, whose last is {last}, accepted: at most {MANY}")
-        for group, got in self.trainings.items():
-            if (got.epochs > 0) == (got.steps > 0):
-                shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
-                raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
         together = self.execution.rounds_per_dispatch
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if (got := getattr(self, name)) % together:
@@ -265,11 +261,6 @@ class Settings(Model):
             accepted = "0, or execution.rounds_per_dispatch=1"
             shown = f"got {every} with execution.rounds_per_dispatch={together}"
             raise ValueError(f"diagnostics.clients_every: {shown}, accepted: {accepted}")
-        if self.client.on_nonfinite == "stop" and (together > 1 or self.is_several):
-            other = f"execution.rounds_per_dispatch={together}" if together > 1 else "several runs"
-            raise ValueError(f"client.on_nonfinite: got stop with {other}, accepted: skip")
-        if self.cohort_size > self.data.num_clients:
-            raise ValueError(f"cohort_size: got {self.cohort_size}, accepted: 1 to data.num_clients = {self.data.num_clients}")
         return self
 
     @classmethod

@@ -134,7 +134,7 @@ class ServerTrainingSettings(Model):
         default=0,
         description="Number of steps in each supervised training of the server. Set it to 0 to give `epochs` instead.",
     )
-    pretrain: Epochs = Field(
+    pretrain: Annotated[Epochs, ReadWhere({"run.prepares": SET})] = Field(
         default=1, description="How many supervised trainings the server does on its labels before round 1."
     )
     when: Annotated[Literal["after", "parallel"], ReadWhere(CLIENTS)] = Field(
@@ -151,8 +151,8 @@ class StaticNormSettings(Model):
     data: Literal["cohort", "all", "labeled"] = Field(
         default="cohort",
         description="The data whose statistics batch normalization evaluates with. Each choice includes the server's labeled "
-        "data: `labeled` is nothing else, `cohort` adds the data of the next round's clients, and `all` the data of all "
-        "clients.",
+        "data: `labeled` adds nothing to them, `cohort` adds the data of the next round's clients, and `all` adds the data of "
+        "all clients.",
     )
     weighting: Literal["examples", "batches"] = Field(
         default="examples",

@@ -1,15 +1,16 @@
-"""Settings that a run does not read: each field says where it is read (`options.ReadWhere`), and this looks what holds."""
+"""Settings that a run does not read: each field says where it is read (`options.ReadWhere`), and this checks what holds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.settings import DataSettings
+from fedjax_ssl.data.sources import DIGITS, SYNTHETIC
 from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.method import VIEWS, Requires
+from fedjax_ssl.method import VIEWS, Method
 from fedjax_ssl.options import Is, ReadWhere, fields_of, is_group
 
-Marks = list[dict[str, Is]]  # of which one has to hold, all conditions of it
+Marks = list[dict[str, Is]]  # one of them has to hold, with all of its conditions
 
 OF_PARTITIONS = ("alpha", "min_size", "shards_per_client", "classes_per_client")
 """The keys of `data` that are parameters of partitions."""
@@ -20,6 +21,9 @@ SAID: dict[str, str] = {
     "run.draws_labels_apart": "a method that reads the clients' data, and labels that are drawn before the split",
     "run.has_unlabeled_data": "a method that reads unlabeled data",
     "run.has_batch_norm": "a network with batch norm",
+    "run.prepares": "a method whose server trains before round 1",
+    "run.has_one_partition": "a method that reads the clients' data, and one partition at least for labeled and unlabeled data",
+    "run.reads_files": "data that are read from files",
     **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
     **{
         f"run.partition_reads_{key}": f"a partition by {' or '.join(names)}"
@@ -30,11 +34,12 @@ SAID: dict[str, str] = {
 """The facts about a run, beside the keys of its config, that a condition may ask for, in words."""
 
 
-def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> dict[str, bool]:
+def facts(settings: Settings, method: Method, *, has_batch_norm: bool) -> dict[str, bool]:
     """Which of the facts in SAID hold."""
-    data = settings.data
+    data, requires = settings.data, method.requires
     has_client_data = requires.clients or requires.next_cohort
-    schemes = {data.partition, data.labeled_partition, data.unlabeled_partition} - {""}
+    apart = (data.labeled_partition or data.partition, data.unlabeled_partition or data.partition)
+    schemes = {*(apart if data.labels_at == "clients" else [data.partition])} if has_client_data else set()
     views = set(requires.views) | ({"labeled"} if data.labels_at == "server" else set())
     if "strong" in views or ("labeled" in views and data.labeled in ("default", data.weak)):  # strong views follow the weak one
         views.add("weak")
@@ -44,6 +49,9 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
         "run.draws_labels_apart": has_client_data and not data.is_joint,
         "run.has_unlabeled_data": has_client_data or requires.pool,
         "run.has_batch_norm": has_batch_norm,
+        "run.prepares": method.prepare is not Method._field_defaults["prepare"],
+        "run.has_one_partition": has_client_data and data.partition in schemes,
+        "run.reads_files": data.name not in (DIGITS, SYNTHETIC),
     }
     found |= {f"run.has_{view}_views": view in views for view in VIEWS}
     for key in OF_PARTITIONS:
@@ -52,7 +60,7 @@ def facts(settings: Settings, requires: Requires, *, has_batch_norm: bool) -> di
 
 
 def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
-    """The keys that a run with such facts does not read, and in words what would read each of them."""
+    """The keys that a run with the facts `known` does not read, and for each, in words, what would read it."""
     values = {**flattened(settings.to_dict()), **known}
     found: dict[str, str] = {}
     for key, asked in readers(settings):
@@ -67,7 +75,7 @@ def unread_by(settings: Settings, known: Mapping[str, bool]) -> dict[str, str]:
 
 
 def ignored(settings: Settings, unread: Mapping[str, str]) -> dict[str, str]:
-    """Those of the unread keys that were set to something else than their default; views have that of their dataset."""
+    """The unread keys whose value is not the default, which for a view is the default of its dataset."""
     data = settings.data.resolved()
     usual = DataSettings(name=data.name).resolved()
     views = {
@@ -78,11 +86,11 @@ def ignored(settings: Settings, unread: Mapping[str, str]) -> dict[str, str]:
     names = {"method": {"name": settings.method.name}, "model": {"name": settings.model.name}}
     both = settings.model_copy(update={"data": data}), Settings.from_dict(names | {"data": views})
     values, defaults = (flattened(one.to_dict()) for one in both)
-    return {key: needs for key, needs in unread.items() if values[key] != defaults[key]}
+    return {key: needs for key, needs in unread.items() if values[key] != defaults[key] and values[key] is not False}
 
 
 def readers(settings: Settings) -> Iterator[tuple[str, list[Marks]]]:
-    """Every key with what its groups and it itself ask for: of each of these some mark has to hold."""
+    """Every key with the marks of its groups and its own marks: a run reads the key where one mark of each of these holds."""
     asked: dict[str, list[Marks]] = {"": []}
     for key, field in fields_of(settings):
         group = key.rpartition(".")[0]

@@ -23,8 +23,8 @@ class Facts(NamedTuple):
     num_classes: int
     largest: int  # examples of the client with the most; 0: there are no clients
     at_server: int  # labeled examples of the server that trains beside clients
-    is_reached: bool = True  # whether any client is ever there
-    fastest_s: float = 0.0  # a client that takes part takes longer
+    is_reached: bool = True  # whether any client can ever be reached
+    fastest_s: float = 0.0  # a lower bound of the seconds that a client takes for a round
     unread: Mapping[str, str] = {}  # keys that the run does not read, and what would read them
 
 
@@ -41,6 +41,8 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("server.optimizer.learning_rate", lambda rate, facts: rate < 0.5 and facts.settings.server.optimizer.name == "sgd",
      "the global model takes less than half of each averaged client update; the server's training on its labels has "
      "server.training.optimizer.learning_rate"),
+    ("server.optimizer.name", lambda name, facts: name != "sgd" and facts.at_server > 0,
+     "it steps with the average of the clients' updates; the server's training on its labels has server.training.optimizer"),
     ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
     ("*.weight_decay", lambda weight, _: weight > 1, "the weights are drawn to 0"),
     ("*.clip_norm", lambda norm, _: 0 < norm < 1e-4, "the steps almost vanish"),
@@ -62,9 +64,10 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("system.trace", lambda _, facts: not facts.is_reached, "no client can ever be reached"),
     ("system.deadline_s", lambda deadline, facts: 0 < deadline < facts.fastest_s,
      "even the fastest client takes longer, to receive and send the network and to pass its examples through it"),
+    ("diagnostics.clients_every", lambda every, facts: every > facts.settings.rounds, "no round's clients are recorded"),
     ("eval_every", lambda every, facts: every > facts.settings.rounds, "only the last round is evaluated"),
 )  # fmt: skip
-"""Keys, as a shell's pattern; when a value under one is doubtful; what it does."""
+"""Keys, as a shell's pattern; when a value of such a key is doubtful; and what such a value does."""
 
 
 def log_warnings(experiment: Experiment) -> None:
@@ -97,7 +100,7 @@ def facts(experiment: Experiment) -> Facts:
 
 
 def warnings_of(facts: Facts) -> Iterator[str]:
-    """A line for each setting that is doubtful, and one that names all that were set and are not read."""
+    """A line for each doubtful setting, and one line that names all settings that were set and are not read."""
     settings = facts.settings
     values = flattened(settings.to_dict())
     for pattern, is_doubtful, why in WARNINGS:

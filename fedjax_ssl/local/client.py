@@ -72,7 +72,7 @@ def repeated(
 ) -> ScheduleT:
     """A client's schedule whose epochs go through its labeled examples several times.
 
-    `schedule_of` makes it for the largest number of repeats, and it is then cut to the number of this client.
+    `schedule_of` makes the schedule for the largest number of repeats, which is then cut to the repeats of this client.
     """
     repeats = options.labeled_repeats if client.epochs else 1
     schedule = schedule_of(client._replace(epochs=client.epochs * repeats))
@@ -82,8 +82,8 @@ def repeated(
 def data_weight(task: Task, data: ClientData) -> Scalar:
     """A client's aggregation weight by its data, float32 scalar; 0 without data.
 
-    Where clients have labels: |D_s| + |D_u| (FedAvg, FedDure). Where the server alone has them: 1, a uniform average
-    ((FL)^2's baselines, SemiFL, FedMatch, FedCon).
+    Where clients have labels, it is |D_s| + |D_u| (FedAvg, FedDure). Where the server alone has labels, it is 1, so that the
+    average is uniform ((FL)^2's baselines, SemiFL, FedMatch, FedCon).
     """
     count = data.labeled.count + data.unlabeled.count
     return count.astype(jnp.float32) if "clients" in task.labels_at else jnp.where(count > 0, 1.0, 0.0)

@@ -19,12 +19,12 @@ def count_outputs(outputs: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 def count_examples(mask: Bool[Array, " B"]) -> Bool[Array, " B"]:
-    """Returns the mask of a batch; a forward pass is counted of which only the batch-norm statistics are read."""
+    """Returns the mask of a batch, and counts a forward pass of which only the batch-norm statistics are read."""
     return checkpoint_name(mask[:, None], FORWARD)[:, 0]
 
 
 def count_step(step: Count) -> Count:
-    """Returns the number of a training's step; its loop may be ended early, where a client has no time left."""
+    """Returns the index of a training's step, and marks the loop as one that may end early, where a client has no time left."""
     return checkpoint_name(step, STEP)
 
 

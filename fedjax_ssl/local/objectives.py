@@ -51,5 +51,5 @@ def labeled_loss(logits: Logits, labels: Labels, used: Mask) -> tuple[Scalar, Me
 
 
 def mean_loss(values: PerExample, used: Mask) -> tuple[Scalar, Mean]:
-    """The mean of losses over the `used` examples, 0 if there is none: the loss, and as a metric."""
+    """The mean of losses over the `used` examples (0 if there is none), as a number and as a metric."""
     return losses.masked_mean(values, used), mean(values, used)

@@ -9,7 +9,7 @@ TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its n
 
 
 def is_on(number: Number) -> bool:
-    """Whether a number that switches something off by being 0 is positive; a traced number counts as positive."""
+    """Whether a number switches a part of an optimizer on: it is positive, or traced; a number that is 0 switches it off."""
     return isinstance(number, jax.Array) or number > 0
 
 
@@ -40,7 +40,7 @@ def torch_sgd(
 
         g <- clip(g);  g <- g + wd w;  m <- mu m + g;  direction = g + mu m (Nesterov) or m
 
-    Clipping is by the global norm. The first step has m = g. `decay` is what weight decay is on, see `decayed_weights`.
+    Clipping is by the global norm. The first step has m = g. `decay` is the argument `on` of `decayed_weights`.
     """
     return optax.chain(clipping(clip_norm), decayed_weights(weight_decay, decay), _momentum(momentum, nesterov))
 

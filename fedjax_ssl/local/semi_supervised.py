@@ -68,7 +68,7 @@ def client_output(
 ) -> ClientOutput:
     """A client's round of local training on `objective`, weighted by its data; one key is for its batches, one for its steps.
 
-    With labels at the clients `client/loss` is the mean L_s, and `client/unlabeled_loss` L_u; else `client/loss` is L_u.
+    With labels at the clients, `client/loss` is the mean L_s and `client/unlabeled_loss` is L_u; else `client/loss` is L_u.
     """
     size = objective.batch_size or client.batch_size
     drawn = objective.drawn & (jnp.any(data.labeled.mask) | (objective.weight > 0))  # else there is nothing to learn from

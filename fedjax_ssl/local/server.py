@@ -56,7 +56,7 @@ class Broadcast(NamedTuple):
 
     weights: Weights  # the global model
     learning_rate: Number
-    round: Array = 0  # the number of the round, from 0
+    round: Array = 0  # the index of the round, from 0
     rounds: Any = None  # how many rounds the run has; None unless `Requires.rounds`
     extra: PyTree = ()  # what a method adds
 
@@ -126,7 +126,7 @@ def train_server(
 ) -> tuple[TrainState, Metrics]:
     """Trains on the server's labels: the new TrainState, and metrics; `start` itself where the server has no labels.
 
-    `objective` gives the gradient of a step, from the number of steps. Metrics have the group `server/`.
+    `objective` gives the gradient of a step, from the number of the training's steps. Metrics have the group `server/`.
     """
     if "server" not in task.labels_at:
         return start, {}
@@ -152,9 +152,8 @@ def averaging_method(
     """A method with one global model, from what its clients do: the server broadcasts, averages and trains on its labels.
 
     `client_update`: (Broadcast, (), the client's optimizer state, ClientData, key) -> ClientOutput, unless the method replaces
-    `broadcast` or `init`. `labels_at` is where the method can read labels, and `views`
-    are those that its clients train on. `work` is `server_work` unless given. `extra` computes the
-    Broadcast's field of that name.
+    `broadcast` or `init`. `labels_at` is where the method can read labels, and `views` are the views that its clients train on.
+    `work` is `server_work` unless given. `extra` computes the Broadcast's field of that name.
     """
     work = work or server_work(task, server)
 
@@ -220,8 +219,8 @@ def server_step(server: Server, weights: Weights, optimizer: PyTree, aggregate: 
     """The server optimizer's step along the aggregated update d = W_t - sum_k beta_k W_k: (weights, optimizer state).
 
     With momentum .5: v <- .5 v + d, W <- W_t - v ((FL)^2, Table 4; SemiFL). Statistics that clients send are averaged without
-    momentum. If no client took part, neither the weights nor the momentum change. ValueError for another update than a
-    `Weights` like the server's own, whose statistics may be `()`.
+    momentum. If no client took part, neither the weights nor the momentum change. ValueError for an update that is no `Weights`
+    like the server's own; its statistics may be `()`.
     """
     d = aggregate.update
     check_update(d, weights)

@@ -39,9 +39,9 @@ _evaluated: contextvars.ContextVar[list[Weights] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def evaluated_weights() -> Iterator[list[Weights]]:
-    """A context in which all weights that a Task evaluates outside of training are put into the list that it gives.
+    """A context that gives a list, to which all weights are added that a Task evaluates outside of training.
 
-    So the network that a method's `predict` evaluates is found, wherever in the server's state it is.
+    It finds the network that a method's `predict` evaluates, wherever the server's state holds that network.
     """
     found: list[Weights] = []
     token = _evaluated.set(found)
@@ -91,8 +91,8 @@ class Task(NamedTuple):
     ) -> tuple[tuple[Float[Array, "_ C"], ...], PyTree]:
         """Logits of several batches, some of which may be empty, and their common statistics, from one forward pass.
 
-        No gradient flows through the logits of the batch whose number is `fixed`. In a network without batch norm, which would
-        see all batches together, this batch has a forward pass of its own, so that nothing is computed backwards for it.
+        No gradient flows through the logits of the batch at the index `fixed`. Without batch norm, which has to see all batches
+        together, that batch has a forward pass of its own, so that nothing is computed backwards for it.
         """
         if fixed is not None and len(masks[fixed]) > 0 and not jax.tree.leaves(weights.stats):
             alone, _ = self.train_logits(jax.lax.stop_gradient(weights), views[fixed], masks[fixed], substream(key, "fixed"))
@@ -134,7 +134,7 @@ class Task(NamedTuple):
         return norm.running(stats, batch_stats, self.norm_momentum) if self.norm == "running" else stats
 
     def merged_stats(self, stats: PyTree, first: PyTree, second: PyTree) -> PyTree:
-        """Statistics that change `stats`, by `update_stats`, as those of two batches do, one after the other."""
+        """Batch statistics with which one `update_stats` does what two do, with those of the `first` and the `second` batch."""
         return jax.tree.map(lambda s, a, b: b + (1.0 - self.norm_momentum) * (a - s), stats, first, second)
 
     def update(self, broadcast: Weights, local: Weights) -> Weights:

@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
     batch_stats: PyTree
     metrics: Metrics
     taken: Bool[Array, ""] | None = None  # whether the step is taken; None: always
-    follow: Callable[[Weights], tuple[PyTree, ...]] | None = None  # the companions after a step to new weights; None: as before
+    follow: Callable[[Weights], tuple[PyTree, ...]] | None = None  # new weights -> the new companions; None: they do not change
 
 
 GradientFn = Callable[..., Gradients]  # of the weights, a Batch or Pair, the step's key, and the companions
@@ -47,7 +47,7 @@ Loss = Callable[[Weights], tuple[Scalar, PyTree, Metrics]]  # its value, the bat
 
 
 def gradients(loss: Loss, weights: Weights) -> Gradients:
-    """The Gradients of a loss of the weights, whose parameters it is differentiated by."""
+    """The Gradients of a loss of `weights` with respect to their parameters."""
 
     def value(params: PyTree) -> tuple[Scalar, tuple[PyTree, Metrics]]:
         total, batch_stats, metrics = loss(weights._replace(params=params))
@@ -73,7 +73,7 @@ class Training(NamedTuple):
     """How a client, or the server, trains: for a number of epochs or of steps; the other of the two is 0.
 
     `learning_rate` is a function of the time in rounds, an int32 or float32 scalar that begins at 0. Federated methods call it
-    with the number of the round. Training on pooled data calls it with fractions of rounds, too.
+    with the index of the round. Training on pooled data calls it with fractions of rounds, too.
     """
 
     optimizer: optax.GradientTransformation  # without the learning rate
@@ -171,7 +171,7 @@ def minimize(
     learning_rate: Number,
     key: Key,
 ) -> Trained:
-    """Gradient steps of one network: `train` on a TrainState, which has the stored optimizer state before and after."""
+    """Gradient steps of one network: `train` on a TrainState, whose optimizer state is the stored one before and after."""
     anchor = state.weights.params
 
     def step(state: TrainState, batch: PyTree, key: Key) -> tuple[TrainState, Metrics]:

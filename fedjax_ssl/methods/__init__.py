@@ -39,10 +39,10 @@ def options_class(factory: Callable[..., Method]) -> type[Options]:
 
 
 def register_method(name: str, factory: Callable[..., Method]) -> None:
-    """Makes a method known as `method.name`; a method of one's own gives way to another of its name.
+    """Makes a method known as `method.name`, in place of an earlier method of one's own with that name.
 
     The default of the factory's `options` is an instance of a subclass of `fedjax_ssl.Options`. ValueError for a name of the
-    package's methods, or a factory that lacks what a method's factory has.
+    package's methods, or a factory without such `options` or without `task`, `client` and `server`.
     """
     if name in BUILT_IN or not (isinstance(name, str) and name.isidentifier()):
         raise ValueError(f"register_method: got the name {name!r}, accepted: a new name of letters, digits and underscores")

@@ -86,7 +86,7 @@ def freematch_central(
 ) -> Method:
     """FreeMatch on pooled data (Wang et al. 2023): L = L_s + L_u + w_f L_f, where L_f is the fairness term.
 
-    As in the authors' code, a pseudo-label is accepted where max q >= tau_t(argmax q), with the batch's q in tau_t.
+    As in the authors' code, a pseudo-label is accepted where max q >= tau_t(argmax q); tau_t already includes the batch's q.
     """
     return method_of(Setup(task, client, server, options), freematch.start, partial(freematch_loss, options))
 
@@ -137,7 +137,7 @@ def fixmatch_loss(options: FixMatchCentralOptions, outputs: Outputs, status: PyT
 
 
 def freematch_loss(options: FreeMatchCentralOptions, outputs: Outputs, status: freematch.Status) -> Unlabeled:
-    """FreeMatch's loss of unlabeled examples, with the thresholds of the status that the batch changes first."""
+    """FreeMatch's loss of unlabeled examples, by the thresholds of the status that already includes the batch."""
     decay, largest = options.threshold_decay, options.threshold_clip
     status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest)
     label, confidence = pseudo_labels.harden(outputs.probs)
@@ -160,7 +160,7 @@ def _evaluated(state: CentralState) -> Weights:
 
 
 class StepInputs(NamedTuple):
-    """The batches of B labeled and mu B unlabeled examples, and the learning rate, of a step; of S steps with axis S."""
+    """A step's batches of B labeled and mu B unlabeled examples and its learning rate; for S steps, with a leading axis S."""
 
     labeled: Batch
     unlabeled: Batch
@@ -200,7 +200,7 @@ def step_inputs(training: Training, mu: int, data: ServerData, keys: Sequence[ja
 def gradient(
     task: Task, unlabeled_loss: UnlabeledLoss, data: ServerData, state: CentralState, inputs: StepInputs, key: jax.Array
 ) -> tuple[Gradients, PyTree]:
-    """The gradient of a step's loss, and the new status, of labeled, weak and strong views together."""
+    """The gradient of a step's loss on labeled, weak and strong views together, and the new status."""
     labels, (labeled, unlabeled, _) = data.labeled.labels, inputs
     assert labels is not None
     labeled_key, weak_key, strong_key = jax.random.split(key, 3)

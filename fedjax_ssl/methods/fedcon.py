@@ -1,12 +1,12 @@
 """FedCon (Long et al. 2021): labels at the server, contrastive learning without negatives at the clients.
 
 The server trains on its labels and on consistency with a teacher, a slow moving average of its network. Each client trains the
-backbone, the layers before the classifier, to predict what a slow moving average of its own makes of another view of the same
+backbone, the layers before the classifier, to predict what the backbone's slow moving average makes of another view of the same
 image (BYOL). Only backbones are sent; a client keeps its predictor and average (off the device with `execution.data=host`).
 
-Losses are the paper's, optimizers and schedules those of its released code, except for apparent mistakes there: the server's
-average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine spans the run), client
-states are stored by batch number, and the last partial batch is dropped.
+Losses are the paper's; optimizers and schedules are those of its released code, without its apparent mistakes: there the
+server's average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine spans the run),
+client states are stored by the index of a batch, and the last partial batch is dropped.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class FedConClientState(NamedTuple):
     """A client's predictor h, the average f' of its backbones, whether it took part before, and its optimizer state."""
 
     head: PyTree
-    target: PyTree  # not read before the client has taken part: then f' is the backbone that it receives
+    target: PyTree  # not read in the client's first round, in which f' begins as the backbone that it receives
     seen: jax.Array
     optimizer: PyTree
 
@@ -71,8 +71,8 @@ class FedConClientState(NamedTuple):
 def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptions = FedConOptions()) -> Method:
     """FedCon: a round averages the backbones of the clients that have data, uniformly, then the server trains.
 
-    Two views of each image are drawn from the same recipe, the labeled one at the server and the weak one at the clients. A
-    network that has no layers before its classifier is a ValueError.
+    Both views of an image are drawn from the same recipe: the labeled one at the server, and the weak one at the clients.
+    ValueError for a network without layers before its classifier.
     """
     if not task.model.backbone():
         accepted = "one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
@@ -152,8 +152,8 @@ def server_gradient(
 
         L = 1/2 [CE(z1) + CE(z2)] + w/2 [KL(z2' || z1) + KL(z1' || z2)], mean over the batch
 
-    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`, and `decay` is that of the teacher
-    after a number of steps.
+    The teacher is in training mode, with dropout keys of its own; w is `consistency_weight`, and `decay` gives the teacher's
+    decay after a number of steps.
     """
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array, teacher: Teacher) -> Gradients:

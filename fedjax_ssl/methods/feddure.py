@@ -1,9 +1,9 @@
 """FedDure (Bai et al. 2024): two regulators at every client weigh its pseudo-labels; labels at the clients.
 
 The local network theta learns from labels and from hard pseudo-labels of its own. The coarse-grained regulator (C-reg) is a
-network phi that starts from the broadcast model each round and takes steps on the same pseudo-labels; by how much a step lowers
-its loss on labeled examples is the reward d of the batch. The fine-grained regulator (F-reg) is a small network w in the client
-state, which weighs single examples and learns so that the step of phi would lower that loss. Neither is ever sent.
+network phi that starts from the broadcast model each round and takes steps on the same pseudo-labels. The reward d of a batch
+is how much phi's step on it lowers phi's loss on labeled examples. The fine-grained regulator (F-reg) is a small network w in
+the client state, which weighs single examples and learns so that phi's step would lower that loss. No regulator is ever sent.
 
 The released code is another algorithm, without F-reg and with a reward of opposite sign. It settles what the paper leaves open:
 
@@ -39,8 +39,8 @@ class FedDureOptions(Options):
 
     regulators: Literal["both", "no_c", "no_f"] = Field(
         default="both",
-        description="Regulators in use: `both`, all but the coarse-grained one and its reward (`no_c`), or a threshold in"
-        " place of the fine-grained one (`no_f`).",
+        description="Regulators in use: `both`, the fine-grained one alone, without rewards (`no_c`), or the coarse-grained "
+        "one with a threshold in place of the fine-grained one (`no_f`).",
     )
     detach_freg_input: Annotated[bool, ReadWhere(regulators=("both", "no_c"))] = Field(
         default=False, description="Whether no gradient reaches phi through the input of F-reg."
@@ -51,7 +51,7 @@ class FedDureOptions(Options):
     eta_s: Rate = Field(default=5e-4, description="Learning rate of C-reg (phi), also in F-reg's look-ahead.")
     eta_w: Annotated[Rate, ReadWhere(regulators=("both", "no_c"))] = Field(default=5e-4, description="Learning rate of F-reg.")
     unlabeled_batch_size: Size = Field(
-        default=0, description="Unlabeled examples of a step; 0: each client's number follows the rule of the released code."
+        default=0, description="Unlabeled examples of a step; 0: a number for each client by the rule of the released code."
     )
     largest_batch_size: Annotated[Size, ReadWhere(unlabeled_batch_size=UNSET)] = Field(
         default=0, description="Largest unlabeled batch that this rule may give; 0: no limit."
@@ -140,8 +140,8 @@ def client_update(
 def client_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> Stored:
     """The unlabeled batch size B_u of clients by the rule of the released code, about one batch for each labeled one.
 
-    It is |D_u| div n for n = round(|D_s| / B), or n = 4 if that is 2 or less; a quarter of the result if it is 400 or more; and
-    |D_u| if it is 0. The arguments |D_s| and |D_u| are integers or arrays of one shape.
+    It is |D_u| div n, where n is round(|D_s| / B), or 4 where that is 2 or less. A result of 400 or more is divided by 4, and a
+    result of 0 is replaced by |D_u|. The arguments |D_s| and |D_u| are integers or arrays of one shape.
     """
     xp = jnp if isinstance(unlabeled, jax.Array) else np  # a config has numbers, and is read before JAX starts
     n, rest = labeled // batch_size, labeled % batch_size
@@ -152,7 +152,7 @@ def client_batch_size(labeled: Stored, unlabeled: Stored, batch_size: int) -> St
 
 
 def gradient(setup: Setup, data: ClientData, weights: Weights, pair: Pair, key: jax.Array, regulators: Regulators) -> Gradients:
-    """The gradient of theta in one step, after which the regulators are those of `follow`.
+    """The gradient of theta in one step; its `follow` gives the regulators after the step.
 
         y_i = argmax f(weak(u_i); theta)                                                              (Eq. 1)
         grad_theta [ CE(y, f(x; theta)) + mean_i (m_i + d) CE(y_i, f(strong(u_i); theta)) ]           (Eqs. 7-10)
@@ -211,7 +211,7 @@ def instance_weights(options: FedDureOptions, w: PyTree, logits: jax.Array, pass
 def regulate(
     setup: Setup, step: StepViews, label: jax.Array, passed: jax.Array, weights: Weights, regulators: Regulators, key: jax.Array
 ) -> tuple[Regulators, jax.Array]:
-    """The regulators after a step, and the reward d of the pseudo-labels y, 0 without C-reg, where theta replaces phi.
+    """The regulators after a step, and the reward d of the pseudo-labels y. Without C-reg, d is 0 and theta replaces phi.
 
         G(w, phi) = mean_i F(f(strong(u_i); phi); w) CE(y_i, f(strong(u_i); phi))
         w'   = w   - eta_w grad_w CE(y, f(x; phi - eta_s grad_phi G(w, phi)))                         (Eqs. 4, 5)

@@ -6,17 +6,18 @@ A client in a round (Algorithm 1), w being the model that it received:
     w_U <- w, tau' steps on unlabeled batches of b, whose labels are made by w and by the final w_L, both frozen
     upload (w_L - w) + (w_U - w) and r, the number of examples used; the server averages with weights r
 
-Of an unlabeled x, s* is the output of the more certain expert (larger h: variance or inverse entropy of its probabilities), s-
-the output of the other, y = argmax s*. x is accepted if max s* > beta, and
+For an unlabeled x, s* is the output of the more certain expert, that of larger h (the variance or the inverse entropy of its
+probabilities), s- is the output of the other expert, and y is argmax s*. x is accepted if max s* > beta, and
 
     L = 1/b sum over accepted of CE(f(strong(x)), y) + [argmax s- = y] lambda_0 h(s-)/h(s*) KL(s- || f(x))    (Eqs. 3-8)
 
-Where the paper is silent, the choices are those of its released code, FLUTE's FedLabels: h and beta are of probabilities; w_U
-sees accepted examples alone, strong and plain views in two forward passes with statistics of their own; a batch without any is
-no step. Batch-norm statistics change by the mean of both changes, since a sum could leave variances negative.
+Where the paper is silent, the choices are those of its released code, FLUTE's FedLabels: h and beta refer to probabilities; w_U
+sees only accepted examples, with a forward pass of their strong views and one of their plain views, each with its own
+statistics; a batch without accepted examples is no step. Batch-norm statistics change by the mean of both changes, since a sum
+could leave variances negative.
 
-FLUTE's choices that contradict the paper are options, marked `released`.
-One is not copied, a mistake: it never resets the gradients of w_U.
+FLUTE's choices that contradict the paper are options, marked `released`. FLUTE never resets the gradients of w_U; this mistake
+is not copied.
 """
 
 from functools import partial
@@ -37,7 +38,7 @@ from fedjax_ssl.metrics import Metrics, Sum, mean
 from fedjax_ssl.options import SET, Divisor, Fraction, Options, Phase, Rate, ReadWhere, Steps, Weight
 from fedjax_ssl.ssl import experts, losses
 
-USES = "uses"  # the metric of a step that counts its uses of each of the client's examples, int32 [n]
+USES = "uses"  # a step's metric: how often it uses each of the client's examples, int32 [n]
 
 
 class FedLabelOptions(Options):
@@ -46,26 +47,26 @@ class FedLabelOptions(Options):
     confidence: Fraction = Field(default=0.3, description="Confidence that a pseudo-label has to exceed (beta).")
     measure: Annotated[Literal["variance", "entropy"], ReadWhere(experts=("both",))] = Field(
         default="variance",
-        description="How certain an expert is: by the variance of its probabilities, or by the inverse of their entropy.",
+        description="What an expert's certainty is: the variance of its probabilities, or the inverse of their entropy.",
     )
     experts: Literal["both", "local", "global"] = Field(
         default="both",
-        description="Which models make pseudo-labels: `both`, or one alone, an ablation without consistency loss.",
+        description="Which experts make pseudo-labels: `both`, or one alone, which is an ablation without consistency loss.",
     )
     expert_view: Literal["plain", "weak"] = Field(
         default="plain", description="View on which experts label and consistency is measured (`released`: `weak`)."
     )
     augment: Literal["strong", "none"] = Field(
         default="strong",
-        description="View on which the cross-entropy is: the strong one, or that of the experts (`none`, Figure 7).",
+        description="View of the cross-entropy: the `strong` one, or with `none` the view that the experts see (Figure 7).",
     )
     consistency_weight: Annotated[Weight, ReadWhere(experts=("both",))] = Field(
         default=0.05, description="Weight of the consistency loss (lambda_0)."
     )
     consistency_target: Annotated[Literal["other", "local"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
         default="other",
-        description="Whose outputs the consistency loss pulls to: the less certain expert's (`other`), or the `local` "
-        "one's (`released`).",
+        description="The expert to whose outputs the consistency loss pulls w_U: the less certain one (`other`), or the "
+        "`local` one (`released`).",
     )
     divisor: Divisor = Field(
         default="batch",
@@ -78,15 +79,22 @@ class FedLabelOptions(Options):
     unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U, as a multiple of that of w_L.")
     proximity: Weight = Field(
         default=0.0,
-        description="Weight in the loss of how far w_U is from the global model: mean squared difference, summed over "
-        "tensors (`released`: 10).",
+        description="Weight of the loss term that holds w_U near the global model: the mean squared difference of a tensor, "
+        "summed over tensors (`released`: 10).",
     )
-    burn_in: Phase = Field(default=0.0, description="First rounds of a run in which w_U is not trained (`released`: 50).")
+    burn_in: Phase = Field(
+        default=0.0,
+        description="First rounds in which w_U is not trained (`released`: 50). A number below 1 is a share of all rounds.",
+    )
     counts: Literal["draws", "distinct", "passing"] = Field(
-        default="draws", description="r counts `draws` of used examples, `distinct` ones, or accepted draws alone (`released`)."
+        default="draws",
+        description="What r counts: the `draws` of used examples, the `distinct` examples among them, or, with `passing`, only "
+        "the draws of accepted unlabeled examples (`released`).",
     )
     aggregation: Literal["sum", "halves"] = Field(
-        default="sum", description="Both changes' `sum`, or (mean of w_L + r-weighted mean of w_U) / 2 (`halves`, `released`)."
+        default="sum",
+        description="How the changes of w_L and w_U are combined: as their `sum`, or, with `halves`, as half the mean change "
+        "of w_L plus half the r-weighted mean change of w_U (`released`).",
     )
 
     @property
@@ -113,7 +121,7 @@ class Halves(NamedTuple):
 def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelOptions = FedLabelOptions()) -> Method:
     """FedLabel, for labels at the clients: pseudo-labels by the more certain of the global and the local model.
 
-    `client` trains w_L, for `steps` on batches that are drawn independently or for `epochs`; w_U has steps of its own.
+    `client` says how w_L trains: for `steps` on independently drawn batches, or for `epochs`. w_U has steps of its own.
     """
     work = usual = local.server_work(task, server)
     in_halves = options.aggregation == "halves"
@@ -213,7 +221,7 @@ def train_unlabeled(
 
 
 def unlabeled_gradient(task: Task, options: FedLabelOptions, data: ClientData, anchor: Weights, expert: Weights) -> GradientFn:
-    """The gradient of L for w_U on a batch, by the global expert w, `anchor`, and the local one w_L, `expert`."""
+    """The gradient of L for w_U on a batch; the global expert is `anchor`, w, and the local expert is `expert`, w_L."""
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         images = data.unlabeled.take(batch.positions)

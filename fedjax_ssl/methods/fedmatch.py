@@ -145,9 +145,9 @@ def server_work(setup: Setup) -> ServerWork:
 
 
 def broadcast(setup: Setup, state: ServerState, clients: FedMatchClientState, cohort: Cohort) -> tuple[Broadcast, Helpers]:
-    """The global model, whose params are Parts, with whether this is a round with helpers; and the helpers of each client.
+    """The global model, whose params are Parts, and whether the round has helpers; and the helpers of each client.
 
-    Only rounds with helpers have any, and new clients never do.
+    In other rounds no client has helpers, and a client that never took part has none in any round.
     """
     helping = (cohort.round + 1) % setup.options.helper_period == 0
     ids, found = agreement.nearest(clients.embedding, clients.seen, cohort.ids, setup.options.helpers)
@@ -189,9 +189,9 @@ def client_update(
 
 
 def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) -> Sum:
-    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and how helpers differ.
+    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and where helpers differ.
 
-    Those of helpers may be more than an int32 holds.
+    The bytes of helpers may be more than an int32 holds.
     """
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4
@@ -206,7 +206,7 @@ def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) ->
 
 
 def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
-    """The gradient for sigma, whose companion is psi, of lambda_s CE(y, f(x)). An empty batch is no step; the `loss` is CE."""
+    """The gradient of lambda_s CE(y, f(x)) for sigma; its companion is psi. An empty batch is no step. Metric `loss` is CE."""
     of_theta = local.supervised_gradient(setup.task, examples)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array, psi: PyTree) -> Gradients:
@@ -218,7 +218,7 @@ def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
 
 
 def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, data: ClientData) -> GradientFn:
-    """The gradient for psi, whose companion is sigma, of the loss of a batch of unlabeled examples.
+    """The gradient of the loss of a batch of unlabeled examples for psi; its companion is sigma.
 
         lambda_i mean 1/H sum_h KL(f_h(u) || f(u)) + lambda_a mean CE(y, f(strong(u)))
             + lambda_l1 ||psi||_1 + lambda_l2 ||sigma - psi||_2^2
@@ -283,7 +283,7 @@ def train(
 ) -> Trained:
     """A client's training, whose carry is a TrainState of Parts, with the optimizer states of the trained parts.
 
-    Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else psi alone.
+    Where clients have labels, a step updates sigma on a labeled batch and then psi on an unlabeled one; else it updates psi.
     """
     order_key, train_key = jax.random.split(key)
     task, client, _, options = setup

@@ -1,9 +1,9 @@
 """FedSem (Albaseer et al. 2020): FedAvg on labels, then on all data, with pseudo-labels that are made once in between.
 
 As FedSiam describes it, the last model of the first phase labels every unlabeled example by its largest output, without a
-threshold. The pseudo-labels never change: a client that is first drawn later receives that model, too. The average over clients
-is uniform, as in FedSiam's released code. Unlike there, the final model is the last one, not that of the round, of either
-phase, with the lowest loss on test data, and pseudo-labels are made on plain images.
+threshold. The pseudo-labels never change; a client that is drawn for the first time later on receives that model, too. The
+average over clients is uniform, as in FedSiam's released code. Unlike there, each phase ends with its last model, not with the
+one that has the lowest loss on test data, and pseudo-labels are made on plain images.
 """
 
 from functools import partial
@@ -29,8 +29,8 @@ class FedSemOptions(LabeledRepeats):
 
     labeled_rounds: FirstPhase = Field(
         default=0.6,
-        description="Rounds of the first phase, in which clients train on labels alone: a share of all below 1, else "
-        "their number.",
+        description="Number of rounds of the first phase, in which clients train on labels alone. A number below 1 is a share "
+        "of all rounds.",
     )
     pseudo_labels: Literal["global", "true"] = Field(
         default="global",
@@ -48,8 +48,8 @@ class FedSemClientState(NamedTuple):
 def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptions = FedSemOptions()) -> Method:
     """FedSem, for labels at the clients: FedAvg on labels, then on all data with pseudo-labels that are made once.
 
-    In the first phase a client without labels takes no part. Training sees examples with a label in the view `data.labeled`.
-    The server's and the Broadcast's `extra` is the labeler, the last model of the first phase.
+    In the first phase a client without labels takes no part. All training sees the view `data.labeled` of its examples. The
+    server's and the Broadcast's `extra` is the labeler, the last model of the first phase.
     """
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(

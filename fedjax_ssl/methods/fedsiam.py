@@ -1,17 +1,18 @@
 """FedSiam (Long et al. 2020), in its forms Pi and MT: siamese networks whose outputs on two views of an image should agree.
 
-Every client trains an online network theta_s by SGD on L + beta_k J (Eq. 7). L is the cross-entropy of its labeled examples, J
-the distance between the outputs of the online network and of a target network theta_t, a moving average of theta_s. With labels
-at the server the clients minimize J alone, and the server trains on L after it has averaged (Eq. 8).
+Every client trains an online network theta_s by SGD on L + beta_k J (Eq. 7). L is the cross-entropy of its labeled examples,
+and J is the distance between the outputs of the online network and of a target network theta_t, a moving average of theta_s.
+With labels at the server the clients minimize J alone, and the server trains on L after it has averaged (Eq. 8).
 
 - Pi: one network. The target is the second forward pass of the online network (alpha = 0).
 - MT (mean teacher): both networks are sent and averaged.
 - D (`fedsiam_d.py`): Pi in the first rounds, then MT whose clients upload only the layers that are far from the target's.
 
-Where the paper is silent: alpha depends on m, a client's SGD steps over all rounds, and beta_k on n, its local epochs, both
-including the current one. The target is in training mode, with a view, dropout and batch-norm statistics of its own (the online
-network's while alpha = 0). With labels at the server, m counts the server's steps from round 1 on. Unlike in the released code,
-clients are averaged by size (Eq. 2), each epoch has an order of its own, and the last model counts, not the best on test data.
+Where the paper is silent, alpha depends on m, the number of a client's SGD steps over all rounds, and beta_k on n, the number
+of its local epochs; both counts include the current one. The target is in training mode, with a view, dropout and
+batch-norm statistics of its own (with the online network's statistics while alpha = 0). With labels at the server, m counts the
+server's steps from round 1 on. Unlike in the released code, clients are averaged by size (Eq. 2), each epoch has an order of
+its own, and the last model is the result, not the best one on test data.
 """
 
 from collections.abc import Callable
@@ -46,13 +47,13 @@ class FedSiamPiOptions(LabeledRepeats):
         description="Distance of the two networks' outputs: mean squared error (`mse`, Eq. 4) or KL divergence (`kl`, Eq. 5).",
     )
     consistency_weight: Weight = Field(
-        default=1.0, description="Factor of the consistency loss beta_k J; 0: there is no second network."
+        default=1.0, description="Factor of the consistency loss beta_k J. 0 leaves that loss out."
     )
     divisor: Divisor = Field(
         default="used",
         description="What the sum of the labeled loss over a batch is divided by: the number of labeled examples (`used`, as "
-        "in the paper), or of all examples of the `batch`, as in the released code; then J is a mean over classes, too, and "
-        "the epochs that the ramps count include the current round's twice.",
+        "in the paper), or of all examples of the `batch`, as in the released code. With `batch`, two more rules of that code "
+        "hold: `mse` is averaged over classes, and ramps over epochs count the current round's epochs twice.",
     )
 
 
@@ -88,14 +89,14 @@ def each(weights: Weights) -> tuple[Weights, ...]:
 
 
 class FedSiamClientState(NamedTuple):
-    """A client's SGD steps and epochs over all rounds, int32 scalars, and its optimizer state, `()` if not persistent."""
+    """How many SGD steps and epochs a client took in all rounds (int32), and its optimizer state, `()` if not persistent."""
 
     steps: jax.Array
     epochs: jax.Array
     optimizer: PyTree
 
 
-AlphaMax = Callable[[jax.Array], jax.Array]  # from a round's number, from 1, to the largest alpha of that round
+AlphaMax = Callable[[jax.Array], jax.Array]  # a round's number, counted from 1 -> the largest alpha of that round
 Finish = Callable[[ClientOutput, Weights, jax.Array], ClientOutput]  # see `method_of`
 
 
@@ -157,7 +158,7 @@ def method_of(
 def client_update(
     setup: Setup, finish: Finish, shared: Broadcast, _: PyTree, state: FedSiamClientState, data: ClientData, key: jax.Array
 ) -> ClientOutput:
-    """One client's round: it trains the online network, which the target follows, and sends both or one."""
+    """One client's round: it trains the online network, which the target follows, and sends both networks or its only one."""
     task, client, _, options = setup
     order_key, train_key = jax.random.split(key)
     epochs = state.epochs + (client.epochs if options.divisor == "batch" else 0)
@@ -178,7 +179,7 @@ def client_update(
     new, optimizer, new_targets = trained.carry
     weights = join(new, *new_targets)
     taken = schedule._replace(steps=trained.steps)  # a client that runs out of time takes fewer
-    most = MANY // 2  # steps and epochs, which are as good as more
+    most = MANY // 2  # counts stop here: larger ones would change no decay and no ramp
     steps = state.steps + jnp.minimum(taken.steps, most - state.steps)
     state = FedSiamClientState(steps, state.epochs + jnp.minimum(batching.num_epochs(taken), most - state.epochs), optimizer)
     weight = (data.labeled.count + data.unlabeled.count).astype(jnp.float32)
@@ -192,10 +193,10 @@ Alpha = Callable[[Batch], jax.Array]  # the target's decay after the step on a b
 
 
 def client_gradient(task: Task, options: FedSiamPiOptions, examples: Mixture, epochs: jax.Array, alpha: Alpha) -> GradientFn:
-    """The gradient of L + beta_k J for the online network on a batch (Eq. 7), whose companion is the target, if there is one.
+    """The gradient of L + beta_k J on a batch (Eq. 7) for the online network; its companion is the target, if there is one.
 
-    `epochs` are the client's local epochs before this training. If J has no weight, there is no forward pass of the target,
-    whose statistics are then those of the online network.
+    `epochs` is the number of local epochs that ramps count before this training. If J has no weight, there is no forward pass
+    of the target, whose statistics are then those of the online network.
     """
     distance = {"mse": losses.squared_error, "kl": losses.kl_divergence}[options.consistency]
     released = options.divisor == "batch"
@@ -239,8 +240,8 @@ def following(
 ) -> Callable[[Weights], tuple[Weights, ...]]:
     """How targets follow the online network in a step: theta_t <- alpha theta_t + (1 - alpha) theta_s (Eqs. 3 and 9).
 
-    `batch_stats` are the norm statistics of the target's own batch, `()` without one. Where alpha is 0 the target is the online
-    network, with its statistics.
+    `batch_stats` are the norm statistics of the target's own batch, `()` if there is none. Where alpha is 0 the target is the
+    online network, with the statistics of that network.
     """
 
     def follow(target: Weights, online: Weights) -> Weights:

@@ -23,29 +23,29 @@ class FedSiamDOptions(FedSiamMTOptions):
 
     curve: Literal["linear", "rectangle"] = Field(
         default="linear",
-        description="How the uploaded share tau of the online network changes over rounds: it falls linearly to 0 (Eq. "
-        "11), or is constant between two rounds (Eq. 12).",
+        description="How the uploaded share tau of the online network changes over rounds: it falls to 0 (`linear`, Eq. 11), "
+        "or it is constant between two rounds and 0 elsewhere (`rectangle`, Eq. 12).",
     )
     saved: Fraction = Field(
         default=0.5, description="Share of the online network's layers that are not uploaded, over a whole run (mu)."
     )
     pi_rounds: Phase = Field(
         default=0.06,
-        description="First rounds with one network, a share of all below 1, else their number (phi_g); also how many "
-        "rounds' distances decide what is uploaded.",
+        description="Number of first rounds with one network (phi_g), and of the last rounds whose distances decide what is "
+        "uploaded. A number below 1 is a share of all rounds.",
     )
     target_delay: Count = Field(
         default=0,
-        description="Further rounds with one network, in which alpha stays 0 (`released`: 1, as its code counts from 0).",
+        description="Further rounds with one network, in which alpha stays 0 (`released`: 1, as rounds count from 0 there).",
     )
     end_round: Annotated[Phase, ReadWhere(curve=("rectangle",))] = Field(
         default=0.8,
-        description="Round from which the online network is not uploaded, where curve=rectangle (varphi_g): a share of "
-        "all below 1, else its number.",
+        description="Round, counted from 1, from which on the online network is not uploaded, where curve=rectangle "
+        "(varphi_g). A number below 1 is a share of all rounds.",
     )
 
     def for_rounds(self, rounds: int) -> Self:
-        """The options with `pi_rounds` and `end_round` as numbers of rounds; ValueError where a share is above 1."""
+        """The options with `pi_rounds` and `end_round` as numbers of rounds; ValueError where tau (Eq. 12) would be above 1."""
         linear = self.curve == "linear"
         pi_rounds = rounds_of("pi_rounds", self.pi_rounds, rounds, maximum=None if linear else rounds)
         last = max(rounds + 1, int(self.end_round) if linear else 0)
@@ -63,8 +63,9 @@ def fedsiam_d(*, task: Task, client: Training, server: Server, options: FedSiamD
 
     Clients send the distances of all layers (FSM, Eq. 10). A layer is uploaded if its distance reaches the boundary, the
     (1 - tau)-quantile of the distances of the last rounds; otherwise the average takes the target's layer instead.
-    `comm/bytes_up` counts the target, the chosen layers and the distances, `comm/bytes_down` both networks and the boundary.
-    `client/upload_fraction` is the share of chosen layers, `client/upload_bytes_fraction` that of bytes, distances included.
+    `comm/bytes_up` counts the target, the chosen layers and the distances; `comm/bytes_down` counts both networks and the
+    boundary. `client/upload_fraction` is the share of layers that are chosen. `client/upload_bytes_fraction` is the bytes of
+    these layers and of the distances, as a share of the online network's bytes.
     """
 
     def both_sent(number: jax.Array) -> jax.Array:

@@ -2,13 +2,13 @@
 
 In the first phase it is FedAvg on labels. In the second phase each client of a round joins the first blocks of the global model
 to the other layers of the network that it trained last, fine-tunes these layers on its labels, and adds up the softmax outputs
-of three networks: its last one, the joined one and the global one. An example whose largest sum passes the threshold has its
-label from then on. Training starts from the joined network, and the whole network is uploaded. The average is uniform.
+of three networks: its last one, the joined one and the global one. If an example's largest sum reaches the threshold, the class
+of that sum is its label from then on. Training starts from the joined network, which is uploaded whole. The average is uniform.
 
 The settings are those of the released code. Different from it:
 
-- All three networks make pseudo-labels, on plain images and in evaluation mode (the code: two, in training mode).
-- The first blocks are two convolutions throughout, and frozen in fine-tuning, with their statistics (the code: not everywhere).
+- All three networks make pseudo-labels, on plain images and in evaluation mode (in the code two do, in training mode).
+- The first blocks are always two convolutions, which fine-tuning leaves frozen, with their statistics (in the code not always).
 - The base confidence is measured on all data of the clients of the next round, not on the test set.
 - Fine-tuning and CE_l are on labeled examples alone. The code adds pseudo-labeled ones, in fine-tuning with their true labels.
 - An epoch on pairs of batches goes through the larger set. The code's ends with the smaller one.
@@ -51,8 +51,8 @@ class FedTriNetOptions(Options):
 
     labeled_rounds: FirstPhase = Field(
         default=0.4,
-        description="Rounds of the first phase, in which clients train on labels alone: a share of all below 1, else "
-        "their number.",
+        description="Number of rounds of the first phase, in which clients train on labels alone. A number below 1 is a share "
+        "of all rounds.",
     )
 
 
@@ -60,7 +60,7 @@ class FedTriNetClientState(NamedTuple):
     """A client's networks and pseudo-labels, and its optimizer state."""
 
     seen: jax.Array  # whether it has uploaded a network
-    last: Weights  # which it uploaded last
+    last: Weights  # the network that it uploaded last
     pseudo: jax.Array  # int32 [n], -1 for none
     weighed: jax.Array  # whether it has gained ENOUGH pseudo-labels in one round
     optimizer: PyTree
@@ -69,8 +69,8 @@ class FedTriNetClientState(NamedTuple):
 def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNetOptions = FedTriNetOptions()) -> Method:
     """FedTriNet, for labels at the clients: three networks vote on pseudo-labels. All training sees `data.labeled` views.
 
-    The server's `extra` is the base confidence m, 0 until it is measured, and the Broadcast's the threshold q on sums of three
-    probabilities.
+    The server's `extra` is the base confidence m, 0 until it is measured. The Broadcast's `extra` is the threshold q on sums of
+    three probabilities.
     """
 
     def threshold(state: ServerState, cohort: Cohort) -> jax.Array:
@@ -88,7 +88,7 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         return state._replace(extra=jnp.zeros(())), FedTriNetClientState(no, last, pseudo, no, optimizer)
 
     def server_update(state: ServerState, update: Aggregate, data: ServerData, key: jax.Array) -> tuple[ServerState, Metrics]:
-        """The usual work; at the end of the first phase also measures m, on the next cohort that has unlabeled data."""
+        """The usual work, which after the first phase also measures m, once, on a next cohort that has examples."""
         state, metrics = method.server_update(state, update, data, key)
 
         def measure() -> jax.Array:
@@ -108,7 +108,7 @@ def client_update(
 ) -> ClientOutput:
     """One client's round, in either phase; the loops of the other phase have length 0."""
     task, client, _, options = setup
-    shared = shared._replace(round=shared.round - options.labeled_rounds)  # the second phase's, from 0; before it negative
+    shared = shared._replace(round=shared.round - options.labeled_rounds)  # from 0 in the second phase; negative in the first
     first_key, tune_key, train_key = jax.random.split(key, 3)
     second_phase, start = shared.round >= 0, TrainState(shared.weights, state.optimizer)
     order_key, step_key = jax.random.split(first_key)
@@ -132,7 +132,7 @@ def client_update(
     trained = uploaded._replace(images=on_labels.images.plus(tuned.images).plus(on_both.images))
     weights, weight = optax.tree.where(took_part, weights, shared.weights), jnp.where(took_part, 1.0, 0.0)
     output = local.output_of(task, shared.weights, weights, trained, weight, state)
-    sent = num_bytes(output.update) + jnp.where(shared.round == 0, 8, 0)  # with its confidence on its data, and their number
+    sent = num_bytes(output.update) + jnp.where(shared.round == 0, 8, 0)  # 8: its confidence, and its number of examples
     metrics = {
         **output.metrics,
         **pseudo_labels.diagnostics(new, data.true_labels, new >= 0, data.unlabeled.mask & second_phase),
@@ -174,7 +174,7 @@ def pseudo_label(
 
         s = sum_i softmax(f_i(u)),  i over the networks
 
-    Forward passes are computed for examples u without a pseudo-label alone, which are sorted to the front.
+    Forward passes are computed only for examples u without a pseudo-label, which are sorted to the front.
     """
     without = data.unlabeled.mask & (pseudo < 0) & (shared.round >= 0)
     order = jnp.argsort(~without, stable=True)
@@ -188,7 +188,7 @@ def pseudo_label(
 def alpha(round: jax.Array, epoch: jax.Array) -> jax.Array:
     """The weight of CE_p: it rises linearly from 0 to MAX_ALPHA over the local epochs RAMP of the second phase.
 
-    `round` counts from 0 in that phase, and `epoch` are the whole local epochs of this round so far.
+    `round` counts from 0 in that phase, and `epoch` is the number of whole local epochs of this round so far.
     """
     start, end = RAMP
     progress = (EPOCHS * round.astype(jnp.float32) + epoch - start) / (end - start)
@@ -200,8 +200,8 @@ def train_on_both(
 ) -> Trained:
     """E epochs of the second phase from the joined network, on labeled and pseudo-labeled examples.
 
-    Both are one set until a client has gained ENOUGH pseudo-labels in one round; then steps take pairs of batches, with the
-    loss (CE_l + alpha CE_p) / 2. `labels` are the pseudo-labels, and whether alpha weighs them.
+    Both kinds form one set until a client has gained ENOUGH pseudo-labels in one round. From then on each step takes a pair of
+    batches, with the loss (CE_l + alpha CE_p) / 2. `labels` are the pseudo-labels, and whether alpha weighs them.
     """
     one_keys, pair_keys = jax.random.split(key, (2, 2))
     (task, client, *_), (pseudo, weighed) = setup, labels
@@ -220,7 +220,7 @@ def train_on_both(
 
 
 def weighed_gradient(task: Task, data: ClientData, pseudo: jax.Array, round: jax.Array) -> GradientFn:
-    """The gradient of (CE_l + alpha CE_p) / 2, each term the mean over its batch of a pair, in one forward pass."""
+    """The gradient of (CE_l + alpha CE_p) / 2 in one forward pass; each term is the mean over one batch of the pair."""
 
     def gradient(weights: Weights, pair: Pair, key: jax.Array) -> Gradients:
         labeled, unlabeled = pair

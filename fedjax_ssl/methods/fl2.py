@@ -22,7 +22,7 @@ from fedjax_ssl.metrics import Mean, PerClient, Sum, mean, num_bytes
 from fedjax_ssl.options import Fraction, Options, ReadWhere, Weight
 from fedjax_ssl.ssl import pseudo_labels, sharpness, thresholds
 
-MIN_WEIGHT = 1e-20  # the LSAA weight where tau_k is 1: negligible beside others, and equal weights where all are 1
+MIN_WEIGHT = 1e-20  # the LSAA weight of a client whose tau_k is 1: negligible beside others, and equal if all tau_k are 1
 
 
 class FL2Options(Options):
@@ -30,8 +30,8 @@ class FL2Options(Options):
 
     threshold: Literal["cat", "fixed"] = Field(
         default="cat",
-        description="Which pseudo-labels are accepted: above each client's adaptive thresholds (`cat`, Eqs. 7-9), or a "
-        "fixed one.",
+        description="Which pseudo-labels are accepted: those above their client's adaptive thresholds (`cat`, Eqs. 7-9), or "
+        "those above a `fixed` threshold.",
     )
     confidence: Annotated[
         Fraction,
@@ -51,7 +51,7 @@ class FL2Options(Options):
     )
     batches: Literal["all", "accepted"] = Field(
         default="all",
-        description="Which examples batches are drawn from: `all` of a client's, or the `accepted` ones (`released`).",
+        description="Which of a client's examples its batches are drawn from: `all`, or the `accepted` ones (`released`).",
     )
     consistency: Literal["sacr", "sam", "none"] = Field(
         default="sacr",
@@ -62,7 +62,7 @@ class FL2Options(Options):
     ] = Field(
         default="confident",
         description="Examples that the second loss is over: the `confident` set F_k, its accepted part (`released`), all "
-        "accepted ones (A_k), or those of them whose pseudo-label is correct.",
+        "`accepted` examples (A_k), or the accepted ones whose pseudo-label is `correct`.",
     )
     perturbation: Annotated[Literal["asam", "sam"], ReadWhere(consistency=("sacr", "sam"))] = Field(
         default="asam",

@@ -1,8 +1,8 @@
 """SemiFL (Diao et al. 2022): few labels at the server, none at the clients, and alternating training of both.
 
-Each round every client labels its images once with the model that it received. The confident ones are its fix set. It trains on
-strong views of these, and on mixtures of them with any of its images. The server averages the clients that have a confident
-image, with momentum, and fine-tunes on its labels.
+Each round every client labels its images once with the model that it received. The images with confident labels are its fix
+set. The client trains on strong views of the fix set, and on mixtures of the fix set with any of its images. The server
+averages the clients that have a confident image, with momentum, and fine-tunes on its labels.
 
 Where the paper is silent the choices are those of its released code: mixtures are of two weak views, their partners are drawn
 with replacement, and a client without a confident image is left out of the average.
@@ -121,9 +121,9 @@ def fix_gradient(task: Task, options: SemiFLOptions, unlabeled: Examples, label:
 
 
 def batch_gradient(task: Task, options: SemiFLOptions, data: ClientData) -> GradientFn:
-    """The gradient of a local step on the examples of a batch that the local model labels, by weak views, with confidence.
+    """The gradient of a local step on those examples of a batch whose weak views the local model labels with confidence.
 
-    As in the released code, they alone are part of the training forward pass, and a batch without any is no step.
+    As in the released code, only these examples are in the training's forward pass, and a batch without them is no step.
     """
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:

@@ -37,9 +37,9 @@ class CNN(Network):
 class EmnistCNN(Network):
     """Two 3x3 convolutions of 32 and 64 channels without padding, a max pool, two linear layers of 128 and C.
 
-    ReLU follows every layer but the last, dropout of .25 the pool, and of .5 the first linear layer (`plain`: no dropout). For
-    EMNIST in adaptive federated optimization (Reddi et al. 2021, Table 4); with 32x32x3 images, 1,626,442 parameters, the
-    network of pfl-research's CIFAR-10 benchmark.
+    ReLU follows every layer but the last. Dropout of .25 follows the pool, and of .5 the first linear layer (`plain`: no
+    dropout). It is the network for EMNIST in Reddi et al. 2021, Table 4, and with 32x32x3 images (1,626,442 parameters) that of
+    pfl-research's CIFAR-10 benchmark.
     """
 
     shared_layers = ("Conv_0", "Conv_1")
@@ -67,8 +67,8 @@ class MnistCNN(Network):
     """Two 5x5 convolutions of 10 and 20 channels without padding, two linear layers: 21,840 parameters (FedSiam, Table 1).
 
     Each convolution is followed by a 2x2 max pool, then ReLU, as in the released code; the paper's table shows no ReLU there.
-    `paper` has no dropout; `released` .5, of whole channels after the second convolution and of values after the first linear
-    layer. The released code keeps PyTorch's initialization.
+    `paper` has no dropout; `released` has dropout of .5, of whole channels after the second convolution and of values after the
+    first linear layer. The released code keeps PyTorch's initialization.
     """
 
     shared_layers = ("Conv_0", "Conv_1")

@@ -31,7 +31,7 @@ def split(params: PyTree) -> Parts:
 
 
 def add(sigma: PyTree, psi: PyTree) -> PyTree:
-    """The parameters theta = sigma + psi. The gradient for theta is the gradient for sigma, and that for psi."""
+    """The parameters theta = sigma + psi. The gradient for theta is also the gradient for sigma and for psi."""
     return jax.tree.map(jnp.add, sigma, psi)
 
 
@@ -56,15 +56,15 @@ def penalty(parts: Parts, l1: Number, l2: Number) -> Scalar:
 def changed(new: PyTree, known: PyTree, *, threshold: Number, delta: Number) -> Message:
     """The message with which a client sends `new` to the server, which knows `known`.
 
-    An entry is sent where |sparse(new) - known| > delta; the others keep the server's value. The entry itself
-    is sent, not that of sparse(new). `threshold` is that of `sparse`; 0 for a part that is not sparse.
+    An entry is sent where |sparse(new) - known| > delta; the others keep the server's value. The sent entry is that of `new`,
+    not of sparse(new). `threshold` is that of `sparse`; it is 0 for a part that is not sparse.
     """
     sent = jax.tree.map(lambda x, y: jnp.abs(x - y) > delta, sparse(new, threshold), known)
     return Message(jax.tree.map(jnp.where, sent, new, known), _count(sent))
 
 
 def differing(new: PyTree, known: PyTree) -> Count:
-    """Number of entries in which `new` differs from `known` at all: to be sent for an exact copy of `new`."""
+    """The number of entries in which `new` differs from `known` at all, which have to be sent for an exact copy of `new`."""
     return _count(jax.tree.map(jnp.not_equal, new, known))
 
 
@@ -73,5 +73,5 @@ def _count(marks: PyTree) -> Count:
 
 
 def message_bytes(entries: Int32[Array, "*k"], size: int) -> Int32[Array, "*k"]:
-    """Bytes of a message of float32 entries: 4 of the value and 4 of the position each, or all `size` values if fewer."""
+    """Bytes of a message of float32 entries: 4 for the value and 4 for the position of each, or 4 `size` if that is less."""
     return jnp.minimum(8 * entries, 4 * size).astype(jnp.int32)

@@ -60,7 +60,7 @@ def zero_bias(fan_in: int) -> Initializer:
 
 
 class Initialization(NamedTuple):
-    """How the layers of a network start (`bias` of its fan-in); batch norm starts at scale 1 and bias 0 in all of them."""
+    """How the layers of a network start; `bias` is called with the fan-in. Batch norm always starts at scale 1 and bias 0."""
 
     conv_kernel: Initializer
     linear_kernel: Initializer

@@ -68,17 +68,17 @@ def _inputs_as_features(params: PyTree, stats: PyTree, images: Inputs, **_: obje
 class ModelFns(NamedTuple):
     """A network as pure functions.
 
-    Parameters are a float32 pytree with leaves `kernel`, `bias`, and `scale` of batch norm; statistics of batch norm one with
-    leaves `mean` and `var`, `{}` if there is none. `apply` gives logits and batch statistics of normalized images. The examples
+    Parameters are a float32 pytree with leaves `kernel`, `bias`, and `scale` of batch norm; statistics of batch norm are one
+    with leaves `mean` and `var`, or `{}`. `apply` gives logits and batch statistics of normalized images. The examples
     that are real by the `mask` (None: all) are computed as if they were alone: the others change no logits, no statistics and
     no gradient, even if they hold NaN. With train=True every batch norm normalizes by the batch's real examples, and the
     statistics are their mean and unbiased variance, without gradient (`stats` itself if no example is real). Otherwise it
-    normalizes by `stats`, and returns them. The key is of the dropout masks in training (None: no dropout).
+    normalizes by `stats`, and returns them. The key is for the dropout masks in training (None: no dropout).
 
-    `features` gives the inputs of the classifier, whose parameters may be missing: the last linear layer, in `mnist_cnn`,
-    `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that FedTriNet
-    shares, with their batch norm: the first two convolutions, of residual networks the stem and the first stage, of `mlp` the
-    hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.
+    `features` gives the inputs of the classifier, whose parameters may be missing. The classifier is the last linear layer, or
+    in `mnist_cnn`, `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that
+    FedTriNet shares, with their batch norm: the first two convolutions, or in residual networks the stem and the first stage,
+    or in `mlp` the hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.
     """
 
     init: Callable[[Key, tuple[int, ...]], tuple[PyTree, PyTree]]  # (key, image_shape) -> (params, stats)
@@ -158,7 +158,7 @@ def _forward(module: nn.Module, takes: frozenset[str], conv: str, dtype: str, **
 
 
 def arguments(module: type[nn.Module]) -> frozenset[str]:
-    """Which of `train`, `mask` and `features_only` a module takes; ValueError if it takes no input, or needs others."""
+    """Which of `train`, `mask` and `features_only` a module takes; ValueError if it takes no input, or needs another one."""
     names = ("train", "mask", "features_only")
     call = next((vars(c)["__call__"] for c in module.__mro__ if "__call__" in vars(c)), None)
     accepted = f"(x, train), and {' or '.join(names[1:])} if the network takes them"

@@ -19,10 +19,10 @@ from fedjax_ssl.models.norm import Norm, normalize
 def from_nnx(factory: Any) -> type[nn.Module]:
     """The linen module of an nnx module, to be registered or built like any other.
 
-    `factory` is its class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`; ValueError if one
-    of the first two is missing. `image_shape`, the shape of one input, may be left out; other arguments have defaults, and are
-    options. Instances are called with x, and with `train` if they take it; `train()` and `eval()` are called before in any
-    case. Variables are `nnx.Param`, `nnx.BatchStat` and those of `rngs`.
+    `factory` is its class, or a function that makes an instance: `(num_classes, *, rngs, image_shape, ...)`. ValueError if
+    `num_classes` or `rngs` is missing. `image_shape`, the shape of one input, may be left out; other arguments have defaults,
+    and are options. Instances are called with x, and with `train` if they take it; `train()` or `eval()` is called before.
+    Variables are `nnx.Param`, `nnx.BatchStat` and those of `rngs`.
     """
     if not callable(factory) or isinstance(factory, nnx.Module):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Batch normalization that ignores padded examples, and what methods do with its statistics.
 
 In training a network normalizes by its batch and returns the batch's statistics, a pytree with leaves `mean` and `var`. Methods
-drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or over a pass through the data (static batch norm:
-`start`, `add`, `finish`).
+drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or average them over a pass through the data (static
+batch norm: `start`, `add`, `finish`).
 """
 
 from typing import NamedTuple
@@ -44,7 +44,7 @@ def normalize(
     """Batch norm, y = scale (x - mean) / sqrt(var + epsilon) + bias, and the statistics to report: (y, mean, var).
 
     In training mean and (biased) var are those of the batch's real examples. The statistics to report are then the batch's mean
-    and unbiased variance, as PyTorch stores them, without gradient; the layer's own if no example is real, or in evaluation.
+    and unbiased variance, as PyTorch stores them, without gradient; in evaluation, or if no example is real, the layer's.
     Padded examples become zeros: scaled by a variance that is not theirs, layer after layer, they could overflow. Without a
     mask all examples are real.
     """
@@ -60,7 +60,7 @@ def normalize(
 
 
 def running(stats: PyTree, batch_stats: PyTree, momentum: Number = 0.1) -> PyTree:
-    """PyTorch's running averages after one more batch, (1 - momentum) stats + momentum batch_stats; Flax has 1 - momentum."""
+    """PyTorch's running averages after one more batch, (1 - momentum) stats + momentum batch_stats; Flax's is 1 - momentum."""
     return jax.tree.map(lambda old, new: (1.0 - momentum) * old + momentum * new, stats, batch_stats)
 
 

@@ -52,11 +52,11 @@ BUILT_IN = frozenset(MODELS)
 def register_model(name: str, module: type[nn.Module], *, image_size: int = 0, features: bool = False) -> None:
     """Makes a network known as `model.name`, with the other fields of a Model; a second one of that name replaces it.
 
-    The module is a class with a field `num_classes`, whose instances are called with (x, train): images [B, H, W, ch] or
-    features [B, D], and whether they train (positional or keyword, may be missing). It returns logits [B, C]. Batch norm and
+    `module` is a class with a field `num_classes`. Its instances are called with (x, train): x is images [B, H, W, ch] or
+    features [B, D], and `train`, which may be missing, is positional or a keyword. They return logits [B, C]. Batch norm and
     dropout are flax's own. Other fields have defaults: they are its options, `model.<field>`; but `conv` and `dtype` are set
-    from `execution`. It may take `mask` and `features_only` too (see `pure`); a method
-    `first_blocks` names the layers that FedTriNet shares. A `flax.nnx` module: `from_nnx`.
+    from `execution`. Instances may also take `mask` and `features_only` (see `pure`); a method `first_blocks` names the layers
+    that FedTriNet shares. For a `flax.nnx` module see `from_nnx`.
 
     ValueError for another kind of module, or a name that is the package's or not of letters, digits and underscores.
     """
@@ -77,8 +77,8 @@ def build(
 ) -> ModelFns:
     """The network `name` for C classes: a key of MODELS, or a module's class as for `register_model`.
 
-    `conv` is a key of LOWERINGS (`resolve_conv` gives a platform's fast one). `dtype` is that of the arithmetic and
-    the activations, one of DTYPES; the last layer of our own networks, parameters, statistics and logits are float32 always.
+    `conv` is a key of LOWERINGS (`resolve_conv` gives a platform's fast one). `dtype`, one of DTYPES, is that of the arithmetic
+    and the activations; the last layer of our own networks, parameters, statistics and logits are always float32.
     `MODELS[name].options` has the options. ValueError for unknown arguments, an option's value that its annotation excludes,
     or a module that is not as `register_model` describes.
     """

@@ -52,7 +52,7 @@ def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], experiment: E
 
 def check_place(workdir: pathlib.Path, *, is_several: bool) -> None:
     """Raises ValueError where a folder for several runs is one run's own, or a folder for one run holds several."""
-    if is_several and (workdir / CONFIG).exists():
+    if is_several and (workdir / CONFIG).exists() and (workdir / RUN).exists():
         raise ValueError(
             f"--workdir: got {workdir} for several runs, which is the folder of a single run, accepted: another one"
         )

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from fedjax_ssl.files import sync
 
-ASIDE = "overwritten"  # how the folder begins to which an earlier run's files go, and in which a kill leaves them
+ASIDE, OLD = "overwritten", ".old"
+"""How the name of the folder begins to which an earlier run's files go, and in which a kill leaves them; and how their names
+end there, so that nobody takes them for a run's."""
 _log = logging.getLogger(__name__)
 
 
@@ -36,11 +38,11 @@ def remove_all(folders: Sequence[pathlib.Path], names: Sequence[str]) -> None:
         for path in found:
             aside = asides[path.parent]
             aside.mkdir(exist_ok=True)
-            path.rename(aside / path.name)
+            path.rename(aside / f"{path.name}{OLD}")
             renamed.append((path, aside))
     except BaseException as error:
         for own, aside in reversed(renamed):
-            (aside / own.name).rename(own)
+            (aside / f"{own.name}{OLD}").rename(own)
         for aside in asides.values():
             if aside.is_dir():
                 aside.rmdir()

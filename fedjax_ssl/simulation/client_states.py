@@ -33,7 +33,7 @@ class OnDisk(np.ndarray):
             self.changed[index] = True
 
     def reset(self) -> None:
-        """No row counts as changed, and the file's pages leave this process's memory; the system keeps those that fit."""
+        """Marks all rows as unchanged, and drops the file's pages from this process's memory; the system keeps what fits."""
         if self.changed is not None:
             self.changed[:] = False
         if self.pages is not None and hasattr(mmap, "MADV_DONTNEED"):
@@ -43,7 +43,7 @@ class OnDisk(np.ndarray):
 def initial(rows: Callable[[Number, int], PyTree], shapes: PyTree, *, on_disk: bool) -> PyTree:
     """The states [K, ...] of all clients before round 1; `rows(start, n)` gives those of n clients, traced for each n.
 
-    Zeros take no memory before they are assigned.
+    Chunks that are all zeros are not written, and so take no memory.
     """
     states = zeros_on_disk(shapes) if on_disk else jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     leaves = jax.tree.leaves(states)
@@ -61,7 +61,7 @@ def initial(rows: Callable[[Number, int], PyTree], shapes: PyTree, *, on_disk: b
 
 
 def zeros_on_disk(shapes: PyTree) -> PyTree:
-    """Arrays of zeros in a file without a name, a client's side by side; OSError where TMPDIR has no room for it."""
+    """Arrays of zeros in a file without a name, each client's rows side by side; OSError where TMPDIR has no room for it."""
     leaves, tree = jax.tree.flatten(shapes)
     if not leaves:
         return shapes

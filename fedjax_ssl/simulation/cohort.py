@@ -12,11 +12,11 @@ from fedjax_ssl.simulation.system import System, are_available
 def draw(
     key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None, system: System | None, data: FederatedData
 ) -> Cohort:
-    """Draws the cohort of a round by the rules of `system`, or by `sample` where that is None.
+    """Draws the cohort of a round by the rules of `system`, or by `sample` where `system` is None.
 
     A weighted cohort is drawn client by client, with probabilities proportional to the numbers of examples n_k of those who
-    are left; this equals taking the M largest of log n_k + Gumbel noise. Where fewer than M can be drawn, the rest of the M are
-    not available.
+    are left; this equals taking the M largest of log n_k + Gumbel noise. Where fewer than M clients can be drawn, the others of
+    the M count as not available.
     """
     if system is None:
         return sample(key, round, spec, rounds)
@@ -38,7 +38,7 @@ def draw(
 def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None) -> Cohort:
     """The cohort of a round (int32 scalar, from 0): M of K clients, uniformly without replacement.
 
-    Floyd's algorithm, whose cost depends on M alone, not on K. `key` is the run's root key.
+    They are drawn by Floyd's algorithm, whose cost depends on M alone, not on K. `key` is the run's root key.
     """
     num_clients, cohort_size = spec.num_clients, spec.cohort_size
     tops = jnp.arange(num_clients - cohort_size, num_clients, dtype=jnp.int32)

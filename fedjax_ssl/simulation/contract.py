@@ -1,6 +1,6 @@
-"""Whether a method keeps the contract: its parts when it is made, and what its functions return while they are traced.
+"""Checks that a method keeps the contract, in its fields when it is made, and in what its functions return when traced.
 
-So whatever is wrong is a ValueError of one line before anything is compiled, not a wrong number.
+So a mistake is a ValueError of one line before anything is compiled, not a wrong number.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +17,7 @@ from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.options import one_line
 
 WORDS = {"aggregator": ("sum", "stack"), "labels_at": ("server", "clients"), "server_training": ("after", "parallel")}
-"""What fields of a Method and of its Requires may say."""
+"""The words that fields of a Method and of its Requires may have."""
 
 OWNED_GROUPS = ("time/", "cost/", "eval/", "sim/", "internal/")
 OWNED = (
@@ -45,7 +45,7 @@ def check_method(method: Any) -> Method:
 def checked(method: Method, spec: DataSpec) -> Method:
     """The method with functions that check what they return: ValueError says in one line what breaks the contract.
 
-    Its `broadcast` gets None in place of the clients' states unless `Requires.all_states`, wherever these are.
+    Its `broadcast` gets None in place of the clients' states unless `Requires.all_states`, wherever the states are kept.
     """
     check_method(method)
 
@@ -68,7 +68,8 @@ def checked(method: Method, spec: DataSpec) -> Method:
         output = method.client_update(shared, per_client, state, data, key)
         if not isinstance(output, ClientOutput):
             raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
-        _check_update(output.update, (shared, per_client))
+        if method.aggregator == "sum":  # by `stack` the server gets what was sent as it is, compressed perhaps
+            _check_update(output.update, (shared, per_client))
         if jnp.shape(output.weight) != ():
             raise ValueError(f"client_update: weight: got {shown(output.weight)}, accepted: a scalar")
         check_alike("client_update: client_state", output.client_state, state, "the method's init gives it")
@@ -125,7 +126,7 @@ def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: 
 
 
 def check_names(metrics: Iterable[str], others: Iterable[str], what: str, whose: str) -> None:
-    """Raises ValueError where two functions give a metric of the same name, one of which would be lost."""
+    """Raises ValueError where two functions give metrics of the same name, of which one would be lost."""
     for name in sorted({*metrics} & {*others}):
         raise ValueError(f"{what}: metric {name!r}: got a name that {whose} has, too, accepted: another one")
 
@@ -145,19 +146,26 @@ def _check_axis(what: str, tree: PyTree, size: int, of: str) -> None:
 
 
 def _check_update(update: PyTree, message: tuple[PyTree, PyTree]) -> None:
-    """Raises ValueError where arrays were broadcast under the name of one of an update, and all have another shape or dtype.
+    """Raises ValueError for an array of an update that has another shape than those that were broadcast under its name.
 
-    Such an update could be subtracted all the same, where its axes have one entry. Two arrays have the same name where the path
-    of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of the broadcast. Positions in
-    tuples and lists alone are no name. An update that is one array has the name of all.
+    JAX would subtract such arrays all the same where axes have one entry. A float may have another precision. Two arrays have
+    the same name where the path of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of
+    the broadcast. Positions in tuples and lists alone are no name. An update that is one array has the name of all.
     """
     sent = [leaf for part in message for leaf in jax.tree_util.tree_leaves_with_path(part)]
     for path, x in jax.tree_util.tree_leaves_with_path(update):
-        alike = [shown(y) for where, y in sent if not path or _same_name(path, where)]
-        if alike and shown(x) not in alike:
+        alike = [y for where, y in sent if not path or _same_name(path, where)]
+        if alike and not any(_is_like(x, y) for y in alike):
             at = jax.tree_util.keystr(path)
             got = f"got {shown(x)}{at and f' at {at}'}"
-            raise ValueError(f"client_update: update: {got}, accepted: {alike[0]}, as it was broadcast")
+            raise ValueError(f"client_update: update: {got}, accepted: {shown(alike[0])}, as it was broadcast")
+
+
+def _is_like(x: Any, y: Any) -> bool:
+    """Whether two arrays have one shape, and one dtype or floats of any precision."""
+    dtypes = [jnp.result_type(one) for one in (x, y)]
+    are_floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    return jnp.shape(x) == jnp.shape(y) and (are_floats or dtypes[0] == dtypes[1])
 
 
 def _same_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

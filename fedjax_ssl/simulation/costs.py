@@ -20,7 +20,7 @@ from fedjax_ssl.local.counters import BACKWARD, FORWARD, STEP
 from fedjax_ssl.metrics import Sum, whole
 
 Value = jax.typing.ArrayLike  # of a program's variable
-Left = jax.Array | None  # forward passes that training steps may still take, float32 scalar, < 0: over; None: any number
+Left = jax.Array | None  # forward passes that training steps may still take, float32 scalar; < 0: none; None: any number
 
 
 class Passes(NamedTuple):
@@ -31,7 +31,7 @@ class Passes(NamedTuple):
 
     @property
     def as_forward(self) -> Any:
-        """Both as a number of forward passes, an integer or float32; a backward pass counts as two, by its arithmetic."""
+        """Forward and backward passes as a number of forward passes; by its arithmetic, a backward pass counts as two."""
         total = _plus(_plus(self.forward, self.backward), self.backward)
         return total.number if isinstance(total, Sum) else total
 
@@ -58,9 +58,9 @@ def with_passes(
 ) -> Callable[..., tuple[PyTree, Passes]]:
     """`function`, changed to return (its result, Passes). It can still be jitted, vmapped and scanned.
 
-    An `allowance` limits what all steps of its trainings (`local.train`) cost, in forward passes as `Passes.as_forward` counts
-    them: a training ends before the step that would exceed it. It is a float32 scalar, computed from the result and the passes
-    of the same function with trainings of no step; the compiler leaves out what the allowance does not read of them.
+    An `allowance` limits the cost of all steps of the function's trainings (`local.train`), in forward passes as
+    `Passes.as_forward` counts them: a training ends before the step that would exceed the limit. `allowance` computes this
+    limit, a float32 scalar, from the result and the passes that the function would have if its trainings took no step.
     """
 
     @functools.wraps(function)

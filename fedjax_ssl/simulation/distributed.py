@@ -1,11 +1,11 @@
 """How several processes, each with its own devices, exchange arrays and texts.
 
-All processes have to call these functions in the same order. In one process they do what their names say, and nothing more.
+All processes have to call these functions in the same order. In a single process nothing is exchanged.
 
-When a process dies, one device of another process may fail while the device beside it still waits for its message. On CPUs
-that device would take a message of a later exchange for it, which ends the process with a stack trace. So a device may begin
-nothing after it has failed: the results of a program are waited for before the next program begins, and XLA may not combine
-several sums into one, which it would go on with (`program.ON_CPU`).
+When a process dies, an exchange may fail on one device of another process while that process's next device still waits for a
+message. On CPUs the waiting device would accept a message of a later exchange instead, which ends the process with a stack
+trace. So no exchange may begin after one has failed: the results of a program are waited for before the next program begins,
+and XLA may not combine several sums into one, as it would go on with these after a failure (`program.ON_CPU`).
 """
 
 import json
@@ -50,7 +50,7 @@ def fetched(tree: PyTree) -> PyTree:
 
 
 def from_first(tree: PyTree) -> PyTree:
-    """Process 0's `tree`, bit for bit, as `fetched` returns it; the other processes give one of the same shapes and dtypes."""
+    """Process 0's `tree`, bit for bit, as `fetched` returns it; other processes give a tree of the same shapes and dtypes."""
     if jax.process_count() == 1:
         return tree
 

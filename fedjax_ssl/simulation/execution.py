@@ -1,6 +1,6 @@
 """How the clients of a cohort run: all at once, one after another, in chunks, over devices.
 
-A method's `client_update` is written for one client. How it is mapped changes time, memory, and results by rounding alone.
+A method's `client_update` is written for one client. How it is mapped changes time and memory, and results only by rounding.
 """
 
 from collections.abc import Callable
@@ -28,22 +28,22 @@ class Execution(NamedTuple):
 
     chunk_size: int = 0
     devices: int = 1  # D, which share the clients of a run
-    runs_at_once: int = 1  # runs that have devices of their own at the same time
+    runs_at_once: int = 1  # how many runs are computed at the same time, each on devices of its own
     vmap_runs: bool = False  # whether the runs of a device are vmapped; else they run one after another
     batch_size: int = 250  # examples per forward-only pass, of evaluations and of pseudo-labels
-    precision: str = "default"  # of products of float32 matrices, at least: `tensorfloat32`, `float32`, or the device's default
+    precision: str = "default"  # least precision of float32 matrix products: `tensorfloat32`, `float32`, the device's `default`
     rounds: int = 1  # how many rounds one dispatch runs
     auto_chunk: bool = False  # whether chunks are halved where the first round does not fit into memory
 
     def mesh(self) -> Mesh | None:
-        """The devices as a mesh of RUNS x CLIENTS; None where there is one."""
+        """The devices as a mesh of RUNS x CLIENTS; None for a single device."""
         shape = (self.runs_at_once, self.devices)
         if shape == (1, 1):
             return None
         return Mesh(np.array(jax.devices()[: self.runs_at_once * self.devices]).reshape(shape), (RUNS, CLIENTS))
 
     def smaller(self, cohort_size: int) -> Self | None:
-        """The next execution that takes less memory: runs not vmapped, else chunks of half the size; None if there is none."""
+        """The next execution that needs less memory, without vmapped runs or with half the chunk size; None if none does."""
         if self.vmap_runs:
             return self._replace(vmap_runs=False)
         of_device = -(-cohort_size // self.devices)
@@ -83,7 +83,7 @@ def run_cohort(
     all of them get all results.
 
     `inputs` has the leading axis M. `work` [M] estimates how much each client computes; None: all alike. A chunk takes as long
-    as its longest client, so clients with similar work share one, and devices get similar sums. `record` is a
+    as its longest client, so clients with similar work share a chunk, and devices get similar sums of work. `record` is a
     `Method.parameters`; with it, metrics contain what `compared` adds, and all updates of a device are kept in memory.
     """
     size = jax.tree.leaves(inputs)[0].shape[0]
@@ -119,7 +119,7 @@ def run_cohort(
 def compared(stacked: ClientOutput, mean: PyTree, parameters: Callable[[PyTree], PyTree]) -> ClientOutput:
     """Stacked outputs whose metrics have each client's weight, its update's L2 norm, and its cosine to the weighted `mean`.
 
-    Norm and cosine are of the `parameters` of the updates. The cosine is NaN where one of the two is 0.
+    Norm and cosine are those of the updates' `parameters`. The cosine is NaN where the update or the mean is 0.
     """
     changes, mean = jax.vmap(parameters)(stacked.update), parameters(mean)
     norm = jax.vmap(optax.tree.norm)(changes)
@@ -132,7 +132,7 @@ def compared(stacked: ClientOutput, mean: PyTree, parameters: Callable[[PyTree],
 def deal(size: int, chunk: int, devices: int) -> np.ndarray:
     """The rank of the client in each slot of the devices' chunks: int [slots]; ranks from M on are padding.
 
-    A chunk has neighboring ranks. Of two devices the first gets the chunks 0, 3, 4, 7, ..., the second 1, 2, 5, 6, ...
+    A chunk has neighboring ranks. Of two devices the first gets the chunks 0, 3, 4, 7, ..., and the second gets 1, 2, 5, 6, ...
     """
     rows = -(-size // (chunk * devices))
     chunks = np.arange(rows * devices).reshape(rows, devices)

@@ -4,7 +4,7 @@ import jax
 
 from fedjax_ssl.host_memory import free_bytes
 
-FREE_SHARE = 0.9  # of a CPU's free memory, which a program may ask for, as it takes somewhat more
+FREE_SHARE = 0.9  # the share of a CPU's free memory that a program may ask for, as it takes somewhat more than it asks for
 ADVICE = (
     "lower client.batch_size, execution.chunk_size or execution.batch_size, or set execution.dtype=bfloat16, or, for one run, "
     "execution.data=host"

@@ -21,8 +21,8 @@ ON_GPU: dict[str, str | bool] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_autotune_level": "0",
 }
-"""The same run gives the same bits: no sums in the order of threads, nothing chosen by timing while compiling. Matrix products
-are cuBLAS's, as Triton's take long to compile."""
+"""With these options the same run gives the same bits: no sum depends on the order of threads, and no choice on measured times.
+Matrix products are cuBLAS's, as Triton's take long to compile."""
 
 
 def compiler_options(platform: str) -> dict[str, str | bool]:
@@ -39,7 +39,7 @@ class Program:
         self._execution = execution
         self._compiled: jax.stages.Compiled | None = None
         self.compile_s = 0.0  # seconds that tracing and compiling took
-        self.fits = False  # whether a call has ended, for which memory was enough; the caller says so
+        self.fits = False  # whether memory was enough for a whole call; the caller sets this
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -69,7 +69,7 @@ class Program:
         return arguments + needs.output_size_in_bytes + needs.temp_size_in_bytes - needs.alias_size_in_bytes, arguments
 
     def __call__(self, *args: PyTree) -> PyTree:
-        """Runs the function, compiled first where it is not yet."""
+        """Runs the function, which is compiled at the first call."""
         return self.compiled(*args)(*args)
 
     def compiled(self, *args: PyTree) -> jax.stages.Compiled:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def report(cohort: Cohort, metrics: ClientMetrics, label: str | None = "") -> Row:
-    """A round's metrics as Python numbers; where clients were left out, their ids and bits of FAULT as a dict under FAULT.
+    """A round's metrics as Python numbers; if clients were left out, FAULT has a dict, client id -> what was wrong, in bits.
 
     The log names clients that were left out, and a round in which nobody took part. `label` is the run's name there; None:
     nothing is logged.
@@ -46,7 +46,7 @@ def report(cohort: Cohort, metrics: ClientMetrics, label: str | None = "") -> Ro
 def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]:
     """What the clients of a recorded round did: arrays with leading axis M under the names of their metrics.
 
-    Also `client/id` int32 [M]; weights are normalized to a sum of 1. A mean without weight is NaN.
+    They include `client/id` int32 [M]. Weights are normalized to a sum of 1, and a mean without weight is NaN.
     """
     columns: dict[str, np.ndarray] = {"client/id": np.asarray(cohort.ids, np.int32)}
     for name, metric in metrics.items():

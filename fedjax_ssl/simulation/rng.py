@@ -1,6 +1,6 @@
 """PRNG keys, each a function of (seed, named stream, round, client id) alone.
 
-So a client draws the same numbers whoever else takes part, on whatever device, and after a resume.
+So a client draws the same numbers whoever else takes part, on any device, and also after a resume.
 """
 
 import jax

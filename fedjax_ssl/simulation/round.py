@@ -25,10 +25,10 @@ from fedjax_ssl.simulation.execution import Execution, run_cohort
 from fedjax_ssl.simulation.system import SECONDS, System, allowance, arrived, result_where, slots
 
 FAULTS = ("the update", "the weight", "the client state", "a metric", "a negative weight")
-"""What may be wrong with a client's results: NaN or infinity in one of four, or a weight below 0."""
+"""What may be wrong with a client's results: NaN or infinity in one of four parts, or a weight below 0."""
 FAULT = "internal/fault"  # a metric: which of FAULTS are in a client's results, one bit for each
-SENT = "internal/sent"  # a metric: whether a client sent its results, which one of weight 0 does not
-UPLOAD = ("comm/bytes_up", "client/upload")  # how the names of metrics begin that are of clients that sent their results
+SENT = "internal/sent"  # a metric: whether a client sent its results; a client of weight 0 did not
+UPLOAD = ("comm/bytes_up", "client/upload")  # the beginnings of metrics' names that count only clients that sent their results
 
 
 class RunState(NamedTuple):
@@ -152,8 +152,8 @@ def run_round(
 ) -> tuple[RunState, ClientMetrics]:
     """One round: the state after it, and its metrics.
 
-    That state has the cohort's clients alone, with leading axis M, as the clients' metrics have. With `record` the metrics
-    contain what is recorded of each client; otherwise it is not computed. With `stop` the state does not change if any client
+    The state has the cohort's clients alone. They, and the clients' metrics, have the leading axis M. With `record` the metrics
+    contain what is recorded of each client; otherwise that is not computed. With `stop` the state does not change if any client
     is left out.
     """
     method, cohort, data, state, _, system = ready
@@ -230,8 +230,8 @@ def contain(output: ClientOutput, old_state: PyTree) -> ClientOutput:
     """Leaves a client out of the round if it returns NaN, infinity or a negative weight.
 
     Its weight and update become 0, its state stays as it was, its means do not count; its finite sums (bytes, passes) do. Its
-    recorded values (`PerClient`) become NaN; one that is not finite leaves no client out. A client whose own weight is 0 sends
-    nothing; all else stays as it says.
+    recorded values (`PerClient`) become NaN; if only these are not finite, the client is not left out. A client whose own
+    weight is 0 sends nothing; its other results stay as they are.
     """
     faults = (
         ~_all_finite(output.update),

@@ -1,6 +1,6 @@
 """The compiled programs of a simulation: initialization, rounds and evaluation, each compiled once, for R runs.
 
-One run is the plain case: its states and programs have no axis of runs.
+The states and programs of a single run have no axis of runs.
 """
 
 import logging
@@ -36,14 +36,14 @@ class _Specs(NamedTuple):
 
 
 class Simulator:
-    """Runs a problem's rounds; from the first one on `execution` has chunks that fit into memory."""
+    """Runs a problem's rounds; after the first round, `execution` has chunks that fit into memory."""
 
     def __init__(self, problem: Problem, execution: Execution) -> None:
         self.problem, self.execution = problem, execution
         self._several = problem.num_runs > 1
-        self._on_host = self._several or jax.process_count() > 1  # where `split` and `join` have states
+        self._on_host = self._several or jax.process_count() > 1  # whether the states of `split` and `join` are on the host
         self._mesh = execution.mesh()
-        # A multiple of the runs at the same time: those past R repeat the first one, and are not reported.
+        # A multiple of `runs_at_once`: slots past the R runs repeat the first run, and are not reported.
         self._slots = -(-problem.num_runs // execution.runs_at_once) * execution.runs_at_once
         whole, axis = PartitionSpec(), (RUNS,) if self._several else ()
         self._source = source_of(problem, execution, self._placed(whole))
@@ -152,7 +152,7 @@ class Simulator:
         return len(self._mesh.local_devices) if self._mesh else 1
 
     def trace(self) -> None:
-        """Traces the programs without compiling them; what a method does against its contract is an error here.
+        """Traces the programs without compiling them; a method that breaks its contract is an error here.
 
         What is traced once is not traced again when it is compiled.
         """
@@ -178,10 +178,10 @@ class Simulator:
     def dispatch(
         self, state: RunState, labels: Sequence[str | None] = ("",), *, record: bool = False
     ) -> tuple[RunState, list[list[Row]]]:
-        """Runs `execution.rounds` rounds: the state after them (the one given is consumed), and a row per round and run.
+        """Runs `execution.rounds` rounds: the state after them, and a row per round and run. It consumes the given `state`.
 
-        `labels` are the runs' names in the log; nothing is logged of a run whose label is None. With `record` a row has what
-        each client did, as `each_client` says, under CLIENTS_KEY; that is another program, compiled once as well.
+        `labels` are the runs' names in the log; nothing is logged of a run whose label is None. With `record` each row also has
+        what `each_client` gives, under CLIENTS_KEY; this takes a second program, which is compiled once as well.
         """
         check_alive(state)
         args = self._source.fetch(state, self._inputs, self._pools)
@@ -255,11 +255,11 @@ class Simulator:
         return jax.tree.map(of_one, state)
 
     def join(self, states: Sequence[RunState]) -> RunState:
-        """The state of all runs, placed, from each run's own; of several processes those of process 0 count."""
+        """The state of all runs, on the devices, from each run's own; with several processes those of process 0 count."""
         return put(from_first(self._join(states)), self._where.state) if self._on_host else states[0]
 
     def split(self, state: RunState) -> list[RunState]:
-        """Each run's own state; of several runs, or in several processes, in NumPy arrays, but for typed keys."""
+        """Each run's own state; with several runs or processes it is in NumPy arrays, except for typed keys."""
         check_alive(state)
         if not self._on_host:
             return [state]
@@ -282,7 +282,7 @@ def check_alive(state: PyTree) -> None:
 
 
 def copied(state: PyTree) -> PyTree:
-    """A copy of a state in NumPy arrays, but for typed keys; a round that consumes the original leaves it alone."""
+    """A copy of a state in NumPy arrays, except for typed keys; it stays when a round consumes the original."""
     check_alive(state)
     return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else np.array(x), state)
 

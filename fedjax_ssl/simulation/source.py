@@ -1,9 +1,9 @@
 """Where a run's data and client states are: on the device, or on the host, which sends each round what its cohort needs.
 
 Both sources have the same functions. `initialize`, `open` and `close` are traced, as parts of the simulator's programs. The
-others are not: `start`, `trace` and `shapes` give the state before round 1, `fetch` a round's arguments, and `store` the state
-after it. `tables` and `pools` are sent to the devices once, before round 1. `shards` is the number of devices that share the
-client states.
+others are not: `start` gives the state before round 1, and `trace` and `shapes` give its shapes; `fetch` gives a round's
+arguments, and `store` gives the state after the round. `tables` and `pools` are sent to the devices once, before round 1.
+`shards` is the number of devices that share the client states.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,16 +31,16 @@ DRAWN = 64  # rounds whose cohorts the host draws by one call
 class Problem(NamedTuple):
     """What is simulated: R runs, which differ in their splits, their seeds, and in a number that their method may read."""
 
-    method: Callable[[Number | None], Method]  # of a run's number, a traced float32 scalar, or None where there is none
+    method: Callable[[Number | None], Method]  # a run's number, a traced float32 scalar, or None if it has none -> its method
     train: Pool  # all runs share both pools
     test: Pool
     tables: tuple[Mapping[str, PyTree], ...]  # each run's index tables and profiles, by name, all of the same shapes
     seeds: tuple[int, ...]
     numbers: tuple[float, ...] | None  # one per run, or None
     spec: DataSpec
-    rounds: int | None  # how many rounds a run has, which a method reads whose `Requires.rounds` says so
+    rounds: int | None  # how many rounds a run has; None unless its method reads that (`Requires.rounds`)
     on_host: bool = False  # whether training images and client states stay on the host; for one run
-    on_disk: bool = False  # whether, then, client states are in a file
+    on_disk: bool = False  # whether client states that stay on the host are in a file
     system: System | None = None  # how uneven clients are treated; needs `profiles` among the tables
     stop: bool = False  # whether a round in which a client is left out leaves the state as it was
 
@@ -92,7 +92,7 @@ class DeviceSource:
         self.tables, self.pools = problem.tables, (problem.train, problem.test)
 
     def initialize(self, inputs: RunInputs, key: jax.Array, pools: tuple[Pool, Pool]) -> tuple[RunState, Metrics]:
-        """The state before round 1, by the method's `init` and `prepare`, and the metrics of the latter."""
+        """The state before round 1, by the method's `init` and `prepare`, and the metrics of `prepare`."""
         method, spec = self._problem.checked_method(inputs.number), self._problem.spec
         data = FederatedData(*pools, **inputs.tables)
         server, clients = method.init(rng.stream(key, "init"), spec)
@@ -119,7 +119,7 @@ class DeviceSource:
         return program(*data)
 
     def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
-        """Traces `initialize`, which is `start`, and the rounds."""
+        """Traces two programs: `start`, which runs `initialize`, and `rounds`."""
         state, metrics = start.eval_shape(inputs, key, pools)
         return Traced(state, metrics, rounds.eval_shape(state, inputs, pools)[-1])
 
@@ -155,7 +155,7 @@ class DeviceSource:
 
 
 class HostSource:
-    """Training images and client states on the host, in NumPy arrays, or the states `OnDisk`; `place` is where they are sent.
+    """Training images and client states on the host, in NumPy arrays (states perhaps `OnDisk`); `place` is where they are sent.
 
     A round's cost on the device does not grow with the number of clients. While the device computes a round, the host gathers
     and sends the images of the next one. A method that reads the whole pool or all clients' states cannot run so.
@@ -175,7 +175,7 @@ class HostSource:
         self._draw = jax.jit(jax.vmap(lambda number: draw(self._key, number, *rules)))
 
     def initialize(self, server: PyTree, key: jax.Array, data: RoundData) -> tuple[RunState, Metrics]:
-        """The state before round 1, but for the clients' own, from the server's before `prepare`."""
+        """The state before round 1, without the clients' states, from the server's state before `prepare`."""
         server, metrics = prepare(self._method, server, data, key)
         return RunState(server, (), jnp.zeros((), jnp.int32), key), metrics
 
@@ -185,7 +185,7 @@ class HostSource:
         return Round(self._method, cohort, data, state, message, self._problem.system)
 
     def close(self, before: RunState, after: RunState, cohort: Cohort) -> RunState:
-        """The state of the cohort after a round; `store` writes it to the host's."""
+        """The state after a round, with the cohort's clients alone; `store` writes their states to the host."""
         return after
 
     def start(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> tuple[RunState, Metrics]:
@@ -198,7 +198,7 @@ class HostSource:
         return state._replace(clients=clients), metrics
 
     def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
-        """Traces `initialize`, which is `start`, and the rounds."""
+        """Traces two programs: `start`, which runs `initialize`, and `rounds`."""
         server, clients = jax.eval_shape(self._init, key)
         _, cohort, data = self._ahead = self._gather(0)
         state, metrics = start.eval_shape(server, key, data)
@@ -208,7 +208,7 @@ class HostSource:
         return Traced(state, metrics, of_round)
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
-        """Shapes and dtypes of the state; its clients are NumPy arrays of any values, on disk those before round 1."""
+        """Shapes and dtypes of the state. Its clients are NumPy arrays of any values, or on disk the states before round 1."""
         server, clients = jax.eval_shape(self._init, key)
         if self._problem.on_disk:
             clients = self._unused = self._initial()
@@ -277,13 +277,13 @@ def source_of(problem: Problem, execution: Execution, place: Sharding) -> Device
 
 
 def capacity(data: FederatedData, cohort_size: int, *, reads_next: bool) -> int:
-    """The largest number of images that a round can read: the server's, a cohort's, and the next one's where that is read."""
+    """The largest number of images that a round can read: the server's, a cohort's, and, if read, those of the next cohort."""
     of_clients = [data.labeled.count + data.unlabeled.count, *([data.client_data.count] if reads_next else [])]
     return int(sum(np.sort(counts)[-cohort_size:].sum() for counts in of_clients) + data.server.count.sum())
 
 
 def gather_images(data: FederatedData, cohort: Cohort, next_cohort: Cohort, size: int, *, reads_next: bool) -> RoundData:
-    """As `gather`, with a pool of the round's own images, in NumPy arrays.
+    """What `gather` gives, in NumPy arrays, with a pool that has the round's own images alone.
 
     `server.unlabeled` is empty, as the whole pool is not there; `server.next_cohort` is None unless `reads_next`. The pool has
     room for `size` images, as `capacity` gives it; zeros fill the rest.

@@ -4,8 +4,8 @@ A client that takes part receives the model, trains, and sends its update:
 
     seconds = bytes down / down + (forward + 2 backward passes) / speed + bytes up / up
 
-with the bytes and passes of its metrics, whatever its method is. Round r begins at the time r round_s, however
-long the rounds before it took, so that a cohort depends on seed and round alone.
+with the bytes and passes of its metrics, whatever its method is. Round r begins at the time r round_s, however long the rounds
+before it took, so that a cohort depends on seed and round alone.
 """
 
 import math
@@ -58,9 +58,9 @@ def are_available(system: System, windows: jax.Array | None, round: jax.Array, s
 
 
 def time_of_day(system: System, round: jax.Array) -> jax.Array:
-    """When a round (int32 scalar, from 0) begins within the period, in seconds, float32: round round_s modulo period_s.
+    """When a round (int32 scalar, from 0) begins within the period, in seconds, float32: round * round_s modulo period_s.
 
-    The seconds of all rounds may be more than a float32 tells apart; those of each bit of the number are below a period.
+    A float32 would not be exact for a large product, so each bit of the round adds its own seconds, modulo period_s.
     """
     bits = np.arange(31)
     seconds = np.fmod(np.ldexp(system.round_s, bits), system.period_s)
@@ -80,14 +80,14 @@ def seconds(profile: Profiles, bytes_down: Number, passes: Passes, bytes_up: Num
 
 
 def allowance(system: System, slot: UnevenClient, output: ClientOutput, passes: Passes) -> jax.Array:
-    """Forward passes for which a client's training has time; the arguments are of a round without any step."""
+    """Forward passes for which a client's training has time; `output` and `passes` are those of a round without any step."""
     down, up = transfers(output)
     needed = seconds(slot.profile, down, passes, jnp.maximum(up, num_bytes(output.update)))
     return (system.deadline_s - needed) * slot.profile.speed
 
 
 def transfers(output: ClientOutput) -> tuple[Number, Number]:
-    """Bytes that a client receives and sends; the latter are those of its update where the server counts what is sent."""
+    """The bytes that a client receives, and those that it sends: `comm/bytes_up` or, without this metric, its update's."""
     totals = {name: metric.number for name, metric in output.metrics.items() if isinstance(metric, Sum)}
     up = totals.get("comm/bytes_up", num_bytes(output.update))
     return totals.get("comm/bytes_down", 0), jnp.where(output.weight > 0, up, 0)
@@ -97,7 +97,7 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
     """What arrives of a client's results, and what it costs.
 
     An update that does not arrive has weight 0, and so costs no upload, and the client's state stays as it was. A client that
-    cannot be reached costs nothing, one that drops out its download, one that is late its download and its passes.
+    cannot be reached costs nothing. One that drops out costs its download, and a late one its download and its passes.
     """
     down, up = transfers(output)
     spent = seconds(slot.profile, down, passes, up)
@@ -119,10 +119,10 @@ def arrived(system: System, slot: UnevenClient, output: ClientOutput, passes: Pa
 def result_where(
     counts: jax.Array, output: ClientOutput, old_state: PyTree, total: Callable[[str, jax.Array], jax.Array]
 ) -> ClientOutput:
-    """A client's results where it counts, bool scalar.
+    """A client's results, if the bool scalar `counts` is true.
 
-    Where it does not, its update and weight are 0, its state stays as it was, its means do not count, and what is recorded of
-    it is NaN. The parts of its sums are `total(name, part)` either way.
+    If not, its update and weight are 0, its state stays as it was, its means do not count, and what is recorded of it is NaN.
+    The parts of its sums are `total(name, part)` in both cases.
     """
 
     def where(new: jax.Array, old: PyTree = 0) -> jax.Array:

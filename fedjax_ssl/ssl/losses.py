@@ -77,7 +77,7 @@ def masked_mean(values: Float[Array, " B"], where: Mask, denominator: Number | N
 
 
 def masked_quantile(values: Float[Array, "*shape"], where: Bool[Array, "*shape"], q: Number) -> Scalar:
-    """The q-quantile of `values` over `where`, interpolated linearly; infinity if none is selected. Others may be NaN.
+    """The q-quantile of `values` over `where`, interpolated linearly; infinity if nothing is selected. Other values may be NaN.
 
     >>> float(masked_quantile(jnp.array([4.0, 0.0, 1.0, 9.0]), jnp.array([True, True, True, False]), 0.75))
     2.5

@@ -75,8 +75,8 @@ def consistency_gradient(
         g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
 
     Q_i and Q*_i are the outputs on the same strong view at W, `params`, and W*; `forward` gives them with an auxiliary output,
-    which is returned for W. `perturb` makes eps of W and grad L_p. The objective is `sacr`, or `sam` for the standard SAM
-    objective, L_p at W*, in place of L_cs (Figure 4). `weights` are (w_a, w_cs).
+    and that at W is returned. `perturb` makes eps of W and grad L_p. `objective` is `sacr`, or `sam`, which has L_p at W*, the
+    standard SAM objective, in place of L_cs (Figure 4). `weights` are (w_a, w_cs).
     """
 
     def clean(p: Params) -> tuple[tuple[Array, Array], tuple[Array, PyTree]]:

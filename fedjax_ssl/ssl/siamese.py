@@ -56,8 +56,8 @@ def linear_share(number: Rounds, *, saved: float, pi_rounds: float, rounds: int 
 
         tau = 0 for R_g <= phi_g, else 2 (1 - mu) R_G (R_G - R_g) / (R_G - phi_g)^2, cut to [0, 1]
 
-    R_g is `number`, the round; R_G is `rounds`, phi_g is `pi_rounds` <= R_G, mu is `saved`. Uncut, tau adds up to (1 - mu) R_G,
-    unless phi_g = R_G.
+    R_g is `number`, the round; R_G is `rounds`, phi_g is `pi_rounds` <= R_G, mu is `saved`. Before it is cut, tau adds up to
+    (1 - mu) R_G over all rounds, unless phi_g = R_G.
     """
     others = rounds - pi_rounds
     tau = 2.0 * (1.0 - saved) * rounds / (others + (others == 0)) ** 2 * (rounds - number)

@@ -49,7 +49,7 @@ def falling(base: Number, round: Int[Array, ""]) -> Float[Array, ""]:
 
         q = 2.8 m for r < 10;  (1 - .02 r) 2.8 m for r < 35;  then 1.4 m
 
-    m = `base` in [0, 1] is the mean confidence of the first phase's model, r the round of the second phase, from 0.
+    m = `base` in [0, 1] is the mean confidence of the first phase's model, and r counts the second phase's rounds from 0.
     """
     fallen = 1.0 - 0.02 * round.astype(jnp.float32)
     factor = jnp.where(round < 10, 1.0, jnp.where(round >= 35, 0.5, fallen))

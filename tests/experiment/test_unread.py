@@ -13,6 +13,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import SAID, needs, readers
 from fedjax_ssl.methods import METHODS
 from tests import tiny
+from tests.data.common import message_of
 from tests.traced import digest, fields, others, with_value
 
 BASE: dict[str, Any] = {
@@ -99,6 +100,22 @@ def test_a_strong_view_reads_the_weak_one_that_it_follows():
     assert "data.weak" not in build(tiny.config("fedlabel", data__labeled="none")).unread
 
 
+def test_what_a_run_does_not_read_is_not_refused_whatever_it_is():
+    config = digits.get_config("supervised")
+    config.update_from_flattened_dict(
+        {"cohort_size": 999, "client.epochs": 0, "client.steps": 0, "client.on_nonfinite": "stop", "seeds": 2}
+    )
+    assert len(build(config).runs) == 2
+    build(tiny.config("fedavg", server__static_norm__data="all"))  # on a network without batch norm
+    said = message_of(ValueError, build, tiny.config("fedavg", cohort_size=99))
+    assert said == "cohort_size: got 99, accepted: 1 to data.num_clients = 8"
+
+
+def test_a_switch_that_is_off_is_not_named(caplog):
+    build(tiny.config("fl2", client__optimizer__momentum=0.0, client__optimizer__nesterov=False))
+    assert not [message for message in caplog.messages if "does not read" in message]
+
+
 IGNORED = [
     ("supervised", {"method__prox_mu": 5.0}, "method.prox_mu=5.0 (used only with a method with clients)"),
     ("fixmatch_central", {"system__dropout": 0.5}, "system.dropout=0.5 (used only with a method with clients)"),
@@ -117,6 +134,14 @@ IGNORED = [
     ("fl2", {"system__late": "shortened"}, "system.late=shortened (used only with system.deadline_s)"),
     ("fl2", {"system__bandwidth_sigma": 1.0}, "system.bandwidth_sigma=1.0 (used only with system.up; or system.down)"),
     ("fedsem", {"method__repeats_below": 0.5}, "method.repeats_below=0.5 (used only with method.labeled_repeats > 1)"),
+    ("freematch_central", {"server__training__pretrain": 3},
+     "server.training.pretrain=3 (used only with a method whose server trains before round 1)"),
+    ("supervised", {"data__num_clients": 7}, "data.num_clients=7 (used only with a method that reads the clients' data)"),
+    ("supervised", {"cohort_size": 3}, "cohort_size=3 (used only with a method that reads the clients' data)"),
+    ("supervised", {"data__partition": "dirichlet", "data__alpha": 0.1}, "data.partition=dirichlet (used only with"),
+    ("fedavg", {"data__labeled_fraction": (), "data__labeled_partition": "iid", "data__unlabeled_partition": "iid",
+                "data__partition": "dirichlet", "data__alpha": 0.1}, "data.alpha=0.1 (used only with a partition by dirichlet"),
+    ("fl2", {"data__data_dir": "/nowhere"}, "data.data_dir=/nowhere (used only with data that are read from files)"),
     ("fedavg", {"data__num_labels": 50}, "data.num_labels=50 (used only with data.labeled_fraction not set)"),
 ]  # fmt: skip
 

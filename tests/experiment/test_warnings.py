@@ -51,6 +51,12 @@ DOUBTFUL = [
     ("fl2", {"system__dropout": 1.0}, "system.dropout=1.0: no client's update ever arrives"),
     ("fl2", {"system__trace": "trace.csv"}, "system.trace=trace.csv: no client can ever be reached"),
     ("fl2", {"system__up": 1.0, "system__deadline_s": 60.0}, "system.deadline_s=60.0: even the fastest client takes longer"),
+    (
+        "fl2",
+        {"server__optimizer__name": "adam"},
+        "server.optimizer.name=adam: it steps with the average of the clients' updates",
+    ),
+    ("fl2", {"diagnostics__clients_every": 5}, "diagnostics.clients_every=5: no round's clients are recorded"),
     ("fl2", {"eval_every": 5}, "eval_every=5: only the last round is evaluated"),
 ]
 

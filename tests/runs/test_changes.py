@@ -128,6 +128,8 @@ def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_
 
 def test_several_runs_and_a_single_one_do_not_share_a_folder(tmp_path, config):
     single, several = tmp_path / "single", tmp_path / "several"
+    several.mkdir()
+    (several / "config.json").write_text("{}")  # somebody else's
     values = ("--config.vary=client.optimizer.learning_rate", "--config.values=.1,.2")
     succeeded(config, f"--workdir={single}", "--stop_after=1")
     succeeded(config, f"--workdir={several}", "--stop_after=1", *values)

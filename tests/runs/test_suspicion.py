@@ -9,8 +9,10 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.files import read_json, write_json
+from fedjax_ssl.runs import reading
 from fedjax_ssl.runs import run as run_module
 from fedjax_ssl.runs.folder import FOLDERS, OURS, open_workdir
+from fedjax_ssl.runs.loading import run_folders
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.overwrite import remove, remove_all
 from tests.commands import content, launch, refused, rows, succeeded
@@ -200,6 +202,22 @@ def test_where_overwrite_cannot_remove_one_thing_of_any_run_nothing_is_lost(tmp_
     (folders[0] / "overwritten.by-me").mkdir()
     remove_all(folders, OURS)
     assert {path.name for folder in folders for path in folder.iterdir()} == {"notes.txt", "overwritten.by-me"}
+
+
+def test_what_a_kill_within_overwrite_leaves_is_no_run(tmp_path, config, runs, monkeypatch):
+    folder = shutil.copytree(runs / "finished", tmp_path / "run")
+    monkeypatch.setattr(shutil, "rmtree", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        remove_all([folder], OURS)
+    monkeypatch.undo()
+    (left,) = folder.iterdir()
+    assert left.name.startswith("overwritten.")
+    with pytest.raises(FileNotFoundError):
+        run_folders(folder)
+    assert message_of(ValueError, reading.find, [folder]).startswith("DIR: ")
+    succeeded(config, f"--workdir={folder}", "--overwrite", "--stop_after=1")
+    assert not left.exists()
+    assert len(rows(folder)) == 1
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "checkpoints", "checkpoints/4", "checkpoints/7.tmp"])

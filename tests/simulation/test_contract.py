@@ -193,6 +193,19 @@ def test_what_is_against_the_contract_is_one_line_before_anything_is_compiled(un
     assert str(raised.value) == said
 
 
+def test_an_update_may_have_another_precision_and_what_a_stack_is_made_of_any_form():
+    halved = client(update=lambda update: {"w": update["w"].astype(jnp.bfloat16)})(wide_method())
+    _, state, _ = toy.run(toy.problem(made=halved), Execution(1), 1)
+    _, full, _ = toy.run(toy.problem(made=wide_method()), Execution(1), 1)
+    np.testing.assert_allclose(state.server["w"], full.server["w"], rtol=0.02)
+
+    def server_update(state, total, *_):
+        return {"w": state["w"] + jnp.mean(total.update["w"])}, {}
+
+    made = client(update=lambda update: {"w": update["w"][:1].astype(jnp.int8)})(wide_method())
+    toy.run(toy.problem(made=made._replace(aggregator="stack", server_update=server_update)), Execution(1), 1)
+
+
 def test_the_method_that_the_refused_ones_are_changes_of_runs():
     _, state, (row,) = toy.run(toy.problem(made=wide_method()), Execution(1), 1)
     assert state.server["w"].shape == (3,)

@@ -16,9 +16,10 @@ from fedjax_ssl.data.sources.text import Raw, from_features
 from fedjax_ssl.data.sources.values import array_of
 from fedjax_ssl.options import did_you_mean
 
-__all__ = ["GENERIC", "SYNTHETIC", "Dataset", "from_arrays", "from_features", "load", "padded", "synthetic", "unpadded"]
+__all__ = ["DIGITS", "GENERIC", "SYNTHETIC", "Dataset"]
+__all__ += ["from_arrays", "from_features", "load", "padded", "synthetic", "unpadded"]
 
-SYNTHETIC = "synthetic"
+DIGITS, SYNTHETIC = "digits", "synthetic"
 """The name of small random images, which the seed draws."""
 GENERIC = ("npz", "image_folder", "text_features")
 """Names for a user's own data: each is also a kind of storage."""
@@ -36,17 +37,18 @@ def load(
 ) -> Dataset:
     """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name.
 
-    `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); what is
-    in neither form is fetched into it, if `download` is true. `path` is the file or folder of others, as
-    `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`, None for `digits`, `synthetic` and
-    text features. `renumber_labels` is for files of images: their labels, integers or text, become 0..C-1 in sorted order, and
-    the log says which is which. The seed draws `resplit` and `synthetic`. Raises FileNotFoundError, which says what to get
-    where, and ValueError for an unknown name, an argument that the source does not take, or unusable data.
+    `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); a dataset
+    that it has in neither form is fetched into it, if `download` is true. `path` is the file or folder of a dataset that is
+    stored as one of GENERIC, as `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`; it has to
+    be None for `digits`, `synthetic` and text features. `renumber_labels` is for files of images: their labels, integers or
+    text, become 0..C-1 in sorted order, and the log says which is which. The seed draws `resplit` and `synthetic`. Raises
+    FileNotFoundError, which says what to get where, and ValueError for an unknown name, an argument that the source does not
+    take, or unusable data.
     """
     if name == "chestmnist":
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
     about = known(name)
-    kind = about.kind if about else name if name in (*GENERIC, "synthetic") else "tfds"
+    kind = about.kind if about else name if name in (*GENERIC, SYNTHETIC) else "tfds"
     if path is not None and kind not in GENERIC:
         raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
     if resplit is not None and kind not in ("npz", "image_folder", "tfds"):
@@ -60,9 +62,9 @@ def load(
         found = _from_path(name, kind, path, resplit, seed, renumber_labels)
         found = found if about else quality.warn(found)
     elif kind != "tfds":
-        found = builtin.digits() if name == "digits" else synthetic(seed=seed)
+        found = builtin.digits() if name == DIGITS else synthetic(seed=seed)
     if found is None:
-        names = [*GENERIC, "synthetic", *DATASETS]
+        names = [*GENERIC, SYNTHETIC, *DATASETS]
         prepared = f"what TFDS has prepared in data_dir={tfds.folders(data_dir)[-1]} (other folders: --config.data.data_dir)"
         accepted = f"{', '.join(names)}, or {prepared}"
         raise ValueError(f"unknown dataset name={name!r}, accepted: {accepted}{did_you_mean(name.lower(), names)}")
@@ -133,7 +135,7 @@ def padded(data: Dataset, size: int) -> Dataset:
 
 
 def unpadded(images: np.ndarray, stored_shape: Sequence[int]) -> np.ndarray:
-    """The images of a padded dataset as they were before; `stored_shape` is that of one."""
+    """The images of a padded dataset as they were before; `stored_shape` is the shape that each of them had."""
     rows, columns = (
         slice((have - had) // 2, (have - had) // 2 + had) for have, had in zip(images.shape[1:3], stored_shape, strict=False)
     )

@@ -7,7 +7,7 @@ from fedjax_ssl.data.sources.resplit import stratified
 
 
 def digits() -> Dataset:
-    """scikit-learn's 1,797 images of 8 x 8, in a fixed split of 1,437 and 360."""
+    """scikit-learn's 1,797 images of 8 x 8 pixels, in a fixed split of 1,437 training and 360 test images."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -41,9 +41,9 @@ class Dataset(NamedTuple):
     origins: Origins | None = None
     """Where the examples are from, unless their positions say it: images in files, or splits that were drawn anew."""
     whole: str = ""
-    """Where splits were drawn anew, a digest of all examples before, which does not depend on the seed."""
+    """Where splits were drawn anew, a digest of all examples before the draw, which does not depend on the seed."""
     sizes_from: str = ""
-    """Who says how large it is, where random images stand for those of the dataset (`stand_in`); empty: these are its own."""
+    """Who says the dataset's size, where random images stand in for its own (`stand_in`); empty where they are its own."""
 
     @property
     def holds_features(self) -> bool:

@@ -18,7 +18,7 @@ KEYS = (("x_test", "y_test"), ("test_images", "test_labels"), ("test_features", 
 
 
 class Examples(NamedTuple):
-    """What is predicted: images or features [N, ...]; labels int [N], -1: not known, or None; and where they are from.
+    """What is predicted: images or features [N, ...]; labels int [N] (-1: unknown) or None; and where the examples are from.
 
     `origins` are texts, and `kind` is what they are, as in `sources.checks.Origins`.
     """
@@ -39,7 +39,7 @@ class Classes(NamedTuple):
 def read(where: str, model: Classes, channels: int) -> Examples:
     """The examples in a file or folder, for a model of images with so many channels.
 
-    ValueError or FileNotFoundError where there are none, or not of the model's classes.
+    ValueError or FileNotFoundError where there are no examples, or their classes are not the model's.
     """
     path = os.path.expanduser(where)
     if os.path.isdir(path):

@@ -1,6 +1,6 @@
 """Folders of images: `train|valid|test/<class>/*.png`, or `train/*.png` with the labels in `train.csv`.
 
-In both forms `train.csv` may say whose the images are.
+In both forms `train.csv` may say which client each image belongs to.
 """
 
 import logging
@@ -31,7 +31,7 @@ _NEEDED = (
 
 
 class Files(NamedTuple):
-    """Image files, their labels, whose they are (an id each, or None), and what else is in their folders."""
+    """Image files, their labels, the ids of the clients that they belong to (or None), and what else is in their folders."""
 
     paths: list[Path]
     labels: Shaped[np.ndarray, " N"]

@@ -18,7 +18,7 @@ Numbers = Int32[np.ndarray, " N"]
 def renumbered(name: str, splits: Mapping[str, Part], *, merged: bool) -> tuple[dict[str, Part], Ids]:
     """The splits with labels, integers or text, numbered 0..C-1 in sorted order, and the classes; logs them. -1 stays -1.
 
-    The classes are those of the training split, or, where splits are `merged`, of all. ValueError: another split has others.
+    The classes are those of the training split, or, where splits are `merged`, of all. ValueError if another split has others.
     """
     given = {split: _flat(f"{name} {split}: labels", part.labels) for split, part in splits.items()}
     text = any(labels.dtype.kind == "U" for labels in given.values())

@@ -31,7 +31,7 @@ Reader = Callable[[dict[str, Path]], dict[str, Part]]
 def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int, *, fetch: bool = True) -> Dataset:
     """A dataset of `catalog.ORIGINALS`, whose files are fetched where they are missing and `fetch` is true.
 
-    Raises as `download.obtain`, and ValueError for files of another format.
+    Raises what `download.obtain` raises, and ValueError for files of another format.
     """
     if data_dir and not download.folder(data_dir).is_dir():  # mistyped, it would become a folder, and be filled
         raise FileNotFoundError(
@@ -61,7 +61,7 @@ def text_hint(paths: dict[str, Path]) -> str:
 
 
 def tfds_order(split: str, size: int) -> Int64[np.ndarray, " N"]:
-    """The places in the original files of TFDS's examples: it sorts them by the MD5 of the split's name and their number."""
+    """The original positions of TFDS's examples, which TFDS sorts by the MD5 of the split's name and an example's index."""
     salt = hashlib.md5(split.encode(), usedforsecurity=False)
 
     def key(number: int) -> bytes:
@@ -110,7 +110,7 @@ def mnist(paths: dict[str, Path]) -> dict[str, Part]:
 
 
 def emnist(paths: dict[str, Path]) -> dict[str, Part]:
-    """EMNIST by class: such files in a zip, their rows and columns exchanged, which are turned upright."""
+    """EMNIST by class: IDX files in a zip, whose images have rows and columns exchanged and are turned upright."""
     splits = {}
     with zipfile.ZipFile(paths["gzip.zip"]) as archive:
         for split in ("train", "test"):
@@ -121,7 +121,7 @@ def emnist(paths: dict[str, Path]) -> dict[str, Part]:
 
 
 def svhn(paths: dict[str, Path]) -> dict[str, Part]:
-    """SVHN's MATLAB files: X [32, 32, 3, N], y [N, 1], in which a 10 is a 0; `extra` is added to the training examples."""
+    """SVHN's MATLAB files: X [32, 32, 3, N], y [N, 1], where 10 is the digit 0; `extra` is added to the training examples."""
     import scipy.io
 
     def read(split: str) -> Part:

@@ -27,8 +27,8 @@ def with_splits(
     """A dataset of the splits `train` and `test`, or of all splits merged and split anew.
 
     `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used, and all examples
-    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1, and are the names of
-    `classes` where these have none.
+    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1. `classes` are the names
+    of the classes; if there are none, the labels before `renumber` are these names.
     """
     if resplit is None:
         splits = {split: splits[split] for split in ("train", "test")}
@@ -96,7 +96,7 @@ def _merged(name: str, splits: Mapping[str, Part]) -> Part:
 def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Part, Part]:
     """Two disjoint random subsets in which every class has its share; other labeled examples are not used.
 
-    Examples without a label all go to the first.
+    All examples without a label go to the first subset.
     """
     from sklearn.model_selection import train_test_split
 

@@ -24,7 +24,7 @@ class Known(NamedTuple):
 def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Dataset | None:
     """A dataset as large as the one of that name, with classes of one size; None: nobody knows how large it is.
 
-    TFDS's metadata in `data_dir` say it, or else the catalog; the dataset's `sizes_from` is which. Nothing is fetched.
+    The size is that in TFDS's metadata in `data_dir`, or else in the catalog; `sizes_from` says which. Nothing is fetched.
     """
     found = _of_tfds(name, data_dir) or _of_catalog(name)
     if found is None:

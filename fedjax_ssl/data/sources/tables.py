@@ -26,7 +26,7 @@ def columns(table: Path) -> set[str]:
 def rows_of(table: Path, images: Sequence[Path], folder: Path, *, needs_labels: bool = True) -> Rows:
     """The row of each image of `folder` in `table`, whose ids are file names or paths below it, with or without suffix.
 
-    Raises ValueError, which names the row or the image, where one has none or several, or a cell is empty.
+    ValueError for an image without a row or with several, a row without an image or with several, or an empty cell.
     """
     rows = _read(table, ("id", "label") if needs_labels else ("id", "client"))
     number_of = _numbers(images, folder)

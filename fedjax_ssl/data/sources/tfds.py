@@ -23,7 +23,7 @@ _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
 def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int) -> Dataset | None:
-    """The dataset `name` as TFDS has prepared it, see `sources.load`; None: it has not."""
+    """The dataset `name` as TFDS has prepared it, see `sources.load`; None if TFDS has not prepared it."""
     import tensorflow_datasets as tfds
 
     builder = prepared(name, data_dir)
@@ -46,9 +46,9 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed:
 
 
 def prepared(name: str, data_dir: str | None) -> Any:
-    """The builder of a dataset that TFDS has prepared in `data_dir`, by default in one of the usual folders; None: none has it.
+    """The builder of a dataset that TFDS has prepared in `data_dir` (None: in a usual folder); None if it is not there.
 
-    It is made from its files alone: one made from TFDS's code may try to download it.
+    The builder is made from the dataset's files alone: a builder made from TFDS's code may try to download the dataset.
     """
     import tensorflow_datasets as tfds
     from google.protobuf import json_format

@@ -17,6 +17,7 @@ MISSING = ("nan", "NaN", "None", "<NA>", "NaT")
 """How pandas, NumPy and Python write a value that is missing."""
 _UNKNOWN = re.compile(rf"{UNLABELED}(\.0*)?|{'|'.join(MISSING)}")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)(\.0*)?")  # 3, or 3.0 as pandas writes it
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _log = logging.getLogger(__name__)
 Values = Shaped[np.ndarray, " N"]
 
@@ -74,8 +75,15 @@ def array_of(given: Any) -> np.ndarray:
 
 
 def _text(what: str, values: Sequence[str]) -> Values:
-    """Text in Unicode's NFC, '-1' for what is missing; the log names that, as a class may have such a name."""
+    """Text in Unicode's NFC, '-1' for what is missing; the log names that, as a class may have such a name.
+
+    It also names texts that are one number written in several ways, such as 1 and 01, which stay apart.
+    """
     if missing := [value for value in values if value in MISSING]:
         kinds = " or ".join(sorted(set(missing)))
         _log.warning("%s: %d are %s and count as not known, as -1 does: rename a class of that name", what, len(missing), kinds)
+    numbers: dict[int, str] = {}
+    for value in dict.fromkeys(values):
+        if _NUMBER.fullmatch(value) and (first := numbers.setdefault(int(value), value)) != value:
+            _log.warning("%s: %r and %r are not the same: write a number in one way, if they should be", what, first, value)
     return np.array([str(UNLABELED) if _UNKNOWN.fullmatch(value) else normalize("NFC", value) for value in values], str)
