@@ -268,7 +268,8 @@ def decide(
     """The decision of the experts on a view [B, H, W, ch], and the target [B, C] of KL; one expert alone agrees with itself."""
     which = {"both": (anchor, expert), "local": (expert,), "global": (anchor,)}[options.experts]
     logits = [task.eval_logits(weights, view, mask) for weights in which]
-    decision = experts.decide(logits[0], logits[-1], options.measure)
+    measure = options.measure if options.experts == "both" else "variance"  # of one expert either is the same
+    decision = experts.decide(logits[0], logits[-1], measure)
     return decision, decision.other if options.consistency_target == "other" else logits[-1]
 
 
