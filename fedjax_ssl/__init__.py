@@ -4,7 +4,7 @@
 >>> from fedjax_ssl.configs import digits
 >>> experiment = fedjax_ssl.build(digits.get_config("supervised"))
 >>> experiment
-<Experiment: supervised on digits, 20 clients, 40 rounds>
+<Experiment: supervised on digits, 40 rounds>
 >>> state, metrics = next(experiment.rounds())
 >>> metrics["round"]
 1

@@ -14,18 +14,14 @@ import pathlib
 import sys
 import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedjax_ssl.data.catalog import DATASETS
-from fedjax_ssl.data.partition import PARTITIONS
-from fedjax_ssl.experiment import unread
-from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.methods import METHODS
-from fedjax_ssl.models import MODELS
 from fedjax_ssl.options import accepted, as_text, fields_of, is_group, unknown_key
-from fedjax_ssl.report.tables import aligned
 
 from . import arguments, command, config_file
+
+if TYPE_CHECKING:  # what takes long to import is imported where it is used
+    from fedjax_ssl.experiment.settings import Settings
 
 LISTS = ("methods", "networks", "datasets", "splits", "configs", "sweeps")
 
@@ -38,6 +34,8 @@ def main(argv: list[str]) -> int:
             config, options = arguments.parse(_parser(), words)
             lines = list(explained(config.tree, options.wanted))
         elif len(words) == 1 and words[0] in LISTS:
+            from fedjax_ssl.report.tables import aligned
+
             lines = aligned(list(listed(words[0])))
         else:
             raise ValueError(f"got {' '.join(words) or 'nothing'}, accepted: --config=..., or one of {', '.join(LISTS)}")
@@ -64,12 +62,20 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
         yield from ((name, config_file.sweep(name, small=False).about) for name in config_file.sweep_names())
         return
     if what == "methods":
+        from fedjax_ssl.methods import METHODS
+
         yield from ((name, _first_line(factory.__doc__)) for name, factory in METHODS.items())
     elif what == "networks":
+        from fedjax_ssl.models import MODELS
+
         yield from ((name, _first_line(model.module.__doc__)) for name, model in MODELS.items())
     elif what == "splits":
+        from fedjax_ssl.data.partition import PARTITIONS
+
         yield from ((name, _first_line(scheme.function.__doc__)) for name, scheme in PARTITIONS.items())
     else:
+        from fedjax_ssl.data.catalog import DATASETS
+
         for name, known in DATASETS.items():
             yield name, f"{known.classes} classes, {known.kind}: {known.citation}"
         yield "npz", "a file of your own: arrays of images and labels"
@@ -80,6 +86,9 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
 
 def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
     """Lines that explain the wanted keys or groups of a config, by default all; ValueError where one is unknown or wrong."""
+    from fedjax_ssl.experiment import unread
+    from fedjax_ssl.experiment.settings import Settings
+
     settings = Settings.from_dict(tree)
     settings = settings.model_copy(update={"data": settings.data.resolved()})
     known = dict(_keys(settings))
@@ -97,7 +106,7 @@ def explained(tree: dict[str, Any], wanted: list[str]) -> Iterator[str]:
                 yield f"    used only with: {needs}"
 
 
-def _keys(settings: Settings) -> Iterator[tuple[str, tuple[Any, str, str]]]:
+def _keys(settings: "Settings") -> Iterator[tuple[str, tuple[Any, str, str]]]:
     """Each key with its value, its meaning and what it accepts."""
     for key, field in fields_of(settings):
         if not is_group(field):

@@ -14,13 +14,12 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
-
-from fedjax_ssl.files import replacing
-from fedjax_ssl.report import cells, groups, page, sections, statistics, tables
-from fedjax_ssl.runs import reading
-from fedjax_ssl.runs.sweep import SWEEP
+from typing import TYPE_CHECKING
 
 from . import arguments, command
+
+if TYPE_CHECKING:  # what takes long to import is imported once the arguments are accepted
+    from fedjax_ssl.report.sections import Source
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,6 +29,14 @@ def main(argv: Sequence[str]) -> int:
         out = arguments.output("--out", options.out, ".html")
         as_json = arguments.output("--json", options.json) if options.json else None
         folders = [pathlib.Path(one).expanduser() for one in options.dirs]
+    except ValueError as error:
+        return command.refuse(error)
+    from fedjax_ssl.files import replacing
+    from fedjax_ssl.report import cells, groups, page, sections
+    from fedjax_ssl.runs import reading
+    from fedjax_ssl.runs.sweep import SWEEP
+
+    try:
         found = reading.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
@@ -56,8 +63,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _report(made_from: sections.Source, out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
+def _report(made_from: "Source", out: pathlib.Path, own: str) -> tuple[str, dict[str, bytes]]:
     """The page, and the files beside it; prints the results."""
+    from fedjax_ssl.report import page, sections, tables
+
     grouped, configs = made_from.grouped, dict[str, bytes]()
     commands = [page.Code("This report", own, "command-report")]
     for number, one in enumerate(made_from.sweeps):
@@ -85,11 +94,13 @@ def _target(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from fedjax_ssl.report.statistics import AXES
+
     parser = arguments.Parser("report", __doc__)
     parser.add_argument("dirs", metavar="DIR", nargs="+", help="a folder with runs in or below it")
     by = "config keys that make groups, with commas: method, data.num_labels; default: the method and what else differs"
     parser.add_argument("--by", default="", help=by)
-    parser.add_argument("--x", default="rounds", choices=statistics.AXES, help="what curves are drawn against (%(default)s)")
+    parser.add_argument("--x", default="rounds", choices=AXES, help="what curves are drawn against (%(default)s)")
     parser.add_argument(
         "--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean"
     )
