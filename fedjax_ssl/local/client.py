@@ -37,22 +37,35 @@ def train_client(
     *,
     weight: Scalar,
     key: Key,
+    down: PyTree = None,
 ) -> ClientOutput:
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
     `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state, the client state of the output.
+    `down` is as in `output_of`.
     """
     start = TrainState(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
-    return output_of(task, shared.weights, trained.carry.weights, trained, weight, trained.carry.optimizer)
+    return output_of(task, shared.weights, trained.carry.weights, trained, weight, trained.carry.optimizer, down=down)
 
 
 def output_of(
-    task: Task, received: Weights, weights: Weights, trained: Trained, weight: Scalar, client_state: PyTree
+    task: Task,
+    received: Weights,
+    weights: Weights,
+    trained: Trained,
+    weight: Scalar,
+    client_state: PyTree,
+    *,
+    down: PyTree = None,
 ) -> ClientOutput:
-    """What a client returns after a training from the `received` weights to `weights`: the update, and its metrics."""
+    """What a client returns after a training from the `received` weights to `weights`: the update, and its metrics.
+
+    `down` is all that the client receives, whose bytes `comm/bytes_down` counts; None: the `received` weights alone.
+    """
     update = task.update(received, weights)
-    return ClientOutput(update, weight, client_state, client_metrics(trained, down=received, up=update))
+    down = received if down is None else down
+    return ClientOutput(update, weight, client_state, client_metrics(trained, down=down, up=update))
 
 
 def trainable(accepted: Bool[Array, " n"], mask: Bool[Array, " n"], batches: str) -> Bool[Array, " n"]:

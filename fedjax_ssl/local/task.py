@@ -122,6 +122,9 @@ class Task(NamedTuple):
         """Outputs outside of training."""
         if (seen := _evaluated.get()) is not None:
             seen.append(weights)
+        if jnp.issubdtype(images.dtype, jnp.integer):
+            of_views = "views of them, such as task.views.plain(images); task.predict takes the images"
+            raise ValueError(f"eval_logits: got {images.dtype} images, accepted: {of_views}")
         logits, _ = self.model.apply(weights.params, weights.stats, images, mask=mask, train=self.norm == "batch")
         return count_outputs(logits)
 

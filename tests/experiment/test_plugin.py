@@ -16,6 +16,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.metrics import num_bytes
 from fedjax_ssl.simulation.simulator import Simulator
 from tests import tiny, toy
 from tests.commands import ROOT, succeeded
@@ -174,6 +175,32 @@ def test_the_readmes_teacher_learns_on_the_digits_and_has_statistics_of_its_own(
     for stored, own in zip(jax.tree.leaves(teacher.stats), jax.tree.leaves(state.server.weights.stats), strict=True):
         assert not jax.numpy.any(jax.numpy.all(stored[seen] == own, axis=-1))  # of the server
         assert len({tuple(row.tolist()) for row in stored[seen]}) == seen.sum()  # of other clients
+
+
+@pytest.mark.ci
+def test_the_readmes_server_teacher_has_statistics_of_its_own_and_counts_what_it_sends(folder, own_methods):
+    (first,), (second,) = (blocks("python", f"A teacher in the {whose} state") for whose in ("client's", "server's"))
+    (folder / "teachers.py").write_text(f"{first}\n\n{second}")
+    tree = loaded(folder / "teachers.py").get_config("server_teacher")
+    tree.model.width, tree.rounds, tree.eval_every, tree.method.confidence = 8, 8, 8, 0.4
+    *_, (state, row) = fedjax_ssl.build(tree).rounds()
+    assert min(row["eval/accuracy"], row["eval/accuracy_teacher"]) > 0.6  # chance is 0.1
+    assert row["comm/bytes_down"] == 2 * num_bytes(state.server.weights) * 8 * 5
+    teacher, model = state.server.extra.stats, state.server.weights.stats
+    for stored, own in zip(jax.tree.leaves(teacher), jax.tree.leaves(model), strict=True):
+        assert distance(stored, own) > 0.001
+
+
+def test_images_that_are_no_view_are_one_line():
+    def method(*, task, client, server, options=fedjax_ssl.Options()):
+        made = METHODS["fedavg"](task=task, client=client, server=server)
+        return made._replace(predict={"raw": lambda state, images, mask: task.eval_logits(state.weights, images, mask)})
+
+    experiment = fedjax_ssl.build(tiny.config("fedavg"), method=method)
+    with pytest.raises(
+        ValueError, match=r"^eval_logits: got uint8 images, accepted: views of them, such as task\.views\.plain"
+    ):
+        next(experiment.rounds())
 
 
 WRONG_UPDATES = {
