@@ -41,7 +41,7 @@ def pytest_configure(config) -> None:
 def usual_emitters(monkeypatch) -> None:
     """The loop emitters that users have: two programs that compute the same give the same bits; the others fuse them apart."""
     options = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else {}
-    monkeypatch.setattr("fedjax_ssl.simulation.program.compiler_options", lambda platform: options)
+    monkeypatch.setattr("fedjax_ssl.simulation.program.compiler_options", lambda platform, conv="xla": options)
 
 
 @pytest.fixture

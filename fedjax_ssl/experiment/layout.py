@@ -68,7 +68,7 @@ def resolve(settings: Settings, requires: Requires, num_runs: int = 1) -> Layout
     vmap_runs = num_runs > runs_at_once and not on_cpu and chunk_size == 0
     per_device = -(-cohort // devices)
     vmapped = vmap_runs or (requires.clients and min(chunk_size or per_device, per_device) > 1)
-    conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped)
+    conv = models.resolve_conv(given.conv, available[0].platform, kernels_vmapped=vmapped, dtype=given.dtype)
     small_batches = on_cpu and settings.model.name not in models.feature_models() and settings.model.norm != "batch"
     batch_size = given.batch_size or (BATCH_SIZE_ON_CPU if small_batches else BATCH_SIZE)
     return Layout(strategy, chunk_size, devices, runs_at_once, vmap_runs, conv, batch_size)

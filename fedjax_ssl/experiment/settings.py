@@ -52,10 +52,11 @@ class ExecutionSettings(Model):
         description="Number of clients that a device computes at once, where they are computed in chunks. 0 chooses: with "
         "`chunked` as many as fit into memory, otherwise one on a CPU, and as many as fit on an accelerator.",
     )
-    conv: Literal["auto", "xla", "cpu", "gpu"] = Field(
+    conv: Literal["auto", "xla", "cpu", "gpu", "onednn"] = Field(
         default="auto",
         description="How convolutions are computed: by XLA's own operation, or in the form that is fast on a CPU or on a GPU "
-        "when each client has its own kernels. `auto` chooses by the platform.",
+        "when each client has its own kernels; `onednn` is for bfloat16 on a CPU with units that multiply it (AMX). `auto` "
+        "chooses by the platform.",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",

@@ -118,8 +118,8 @@ class Task(NamedTuple):
 
         return only(True), only(False)
 
-    def eval_logits(self, weights: Weights, images: Inputs, mask: Mask) -> Logits:
-        """Outputs outside of training."""
+    def eval_logits(self, weights: Weights, images: Array, mask: Mask) -> Logits:
+        """Outputs outside of training, of views of images, such as `views.plain` of them; ValueError for uint8 images."""
         if (seen := _evaluated.get()) is not None:
             seen.append(weights)
         if jnp.issubdtype(images.dtype, jnp.integer):

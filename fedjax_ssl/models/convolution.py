@@ -1,4 +1,4 @@
-"""Convolution in three forms: XLA's own (`xla`), and one each that is fast in a training loop on a CPU or on a GPU.
+"""Convolution by XLA's own operation (`xla`), and in forms that are fast in a training loop on a CPU or on a GPU.
 
 Clients have kernels of their own, and local steps run in a compiled loop. XLA's convolution has slow gradients there: on a CPU
 in any loop (jax issue 12868), on a GPU with a kernel per client. In bfloat16 every result and gradient is a float32 sum that is
@@ -6,6 +6,7 @@ rounded once, whatever the form.
 """
 
 import functools
+import pathlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -124,6 +125,42 @@ def _kernel_gradient(images: Array, cotangent: Array, size: tuple[int, int], str
 
 
 _hybrid.defvjp(lambda *arguments: (xla_conv(*arguments), arguments[:2]), _hybrid_backward)
+
+
+def onednn_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
+    """What `xla_conv` computes, as bfloat16 convolutions of stride 1 in all directions, which XLA can leave to oneDNN.
+
+    That takes the matrix units of a processor (AMX), where the program is compiled with `program.ONEDNN`. float32 is left to
+    `cpu_conv`. Reverse mode only.
+    """
+    if images.dtype != jnp.bfloat16:
+        return cpu_conv(images, kernel, stride, padding)
+    if kernel.shape[:2] == (1, 1) and padding == 0:
+        return product(images[:, ::stride, ::stride], kernel[0, 0], images.dtype).astype(images.dtype)
+    return _of_stride_1(images, kernel, stride, padding)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _of_stride_1(images: Array, kernel: Array, stride: int, padding: int) -> Array:
+    return xla_conv(images, kernel, stride, padding)
+
+
+def _of_stride_1_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    """The images' gradient convolves with the flipped kernel. The kernel's has the channels as a batch, [ch, H, W, B], and the
+    cotangent as a kernel, [H', W', B, F]. A stride puts zeros between the cotangent's entries.
+    """
+    images, kernel = residuals
+    kh, kw, _, _ = kernel.shape
+    left = [(size + 2 * padding - k) % stride for size, k in zip(images.shape[1:3], (kh, kw), strict=True)]
+    zeros = [(0, 0, 0), *((0, end, stride - 1) for end in left), (0, 0, 0)]
+    cotangent = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), zeros)
+    flipped = kernel[::-1, ::-1].swapaxes(2, 3)
+    of_images = _convolution(cotangent, flipped, 1, (kh - 1 - padding, kw - 1 - padding))
+    of_kernel = xla_conv(images.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), 1, padding)
+    return of_images, of_kernel.transpose(1, 2, 0, 3)
+
+
+_of_stride_1.defvjp(lambda *arguments: (_of_stride_1(*arguments), arguments[:2]), _of_stride_1_backward)
 
 
 def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
@@ -292,9 +329,10 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
 
 
 LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
+LOWERINGS |= {"onednn": onednn_conv}
 
 
-def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> str:
+def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False, dtype: str = "float32") -> str:
     """The lowering that `execution.conv` stands for: a key of LOWERINGS, `auto` by platform.
 
     Kernels are vmapped where clients with parameters of their own are trained under `vmap`. ValueError for another `conv`, or
@@ -303,9 +341,20 @@ def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False) -> 
     if conv == "auto":
         # Measured in benchmarks/speed.md: five networks with `auto`; `cpu` beside `xla` for WRN-28-2 ("Measured once"). On an
         # H200, kernels vmapped, `xla` took 80 to 200 times as long as `gpu`, not autotuned; without vmap nobody compared them.
+        if platform == "cpu" and dtype == "bfloat16" and multiplies_bfloat16():
+            return "onednn"
         return "cpu" if platform == "cpu" else "gpu" if platform == "gpu" and kernels_vmapped else "xla"
     if conv not in LOWERINGS:
         raise ValueError(f"execution.conv: got {conv}, accepted: auto, {', '.join(LOWERINGS)}")
-    if conv == "cpu" and platform != "cpu":
-        raise ValueError(f"execution.conv: got cpu on {platform}, accepted: auto, xla, gpu")
+    if conv in ("cpu", "onednn") and platform != "cpu":
+        raise ValueError(f"execution.conv: got {conv} on {platform}, accepted: auto, xla, gpu")
     return conv
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has units that multiply bfloat16 matrices (AMX), as far as the system tells."""
+    try:
+        return "amx_bf16" in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False

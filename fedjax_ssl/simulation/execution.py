@@ -33,6 +33,7 @@ class Execution(NamedTuple):
     batch_size: int = 250  # examples per forward-only pass, of evaluations and of pseudo-labels
     precision: str = "default"  # least precision of float32 matrix products: `tensorfloat32`, `float32`, the device's `default`
     rounds: int = 1  # how many rounds one dispatch runs
+    conv: str = "xla"  # how the method's network convolves, which may ask for options of the compiler
     auto_chunk: bool = False  # whether chunks are halved where the first round does not fit into memory
 
     def mesh(self) -> Mesh | None:

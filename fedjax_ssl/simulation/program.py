@@ -16,6 +16,8 @@ ON_CPU: dict[str, str | bool] = {
     "xla_backend_optimization_level": "2",  # LLVM's: faster to compile than 3
     "xla_disable_hlo_passes": "cpu-all-reduce-combiner",  # combined sums go on after one fails: see `distributed`
 }
+ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
+"""For programs whose convolutions are of `onednn_conv`: bfloat16 products go to oneDNN, which has the matrix units of CPUs."""
 ON_GPU: dict[str, str | bool] = {
     "xla_gpu_exclude_nondeterministic_ops": True,
     "xla_gpu_enable_triton_gemm": False,
@@ -25,9 +27,9 @@ ON_GPU: dict[str, str | bool] = {
 Matrix products are cuBLAS's, as Triton's take long to compile."""
 
 
-def compiler_options(platform: str) -> dict[str, str | bool]:
-    """XLA's options on `cpu` or `gpu`, without those that the environment variable XLA_FLAGS sets."""
-    options = {"cpu": ON_CPU, "gpu": ON_GPU}.get(platform, {})
+def compiler_options(platform: str, conv: str = "xla") -> dict[str, str | bool]:
+    """XLA's options on `cpu` or `gpu` for a form of convolution, without those that the environment variable XLA_FLAGS sets."""
+    options = {"cpu": ON_CPU, "gpu": ON_GPU}.get(platform, {}) | (ONEDNN if conv == "onednn" else {})
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
@@ -78,5 +80,5 @@ class Program:
             with self._timed():
                 with self._tracing():
                     lowered = self._jitted.lower(*args)
-                self._compiled = lowered.compile(compiler_options(jax.default_backend()))
+                self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.conv))
         return self._compiled

@@ -138,7 +138,7 @@ def test_what_is_no_method_is_refused_and_ones_own_gives_way_to_another_of_its_n
     def without_options(*, task, client, server):
         """Lacks an argument."""
 
-    def other(*, task, client, server, options=fedjax_ssl.Options()):
+    def other(*, task, client, server, options=NoOptions()):
         """Has all."""
 
     def with_plain_options(*, task, client, server, options=None):
@@ -191,15 +191,17 @@ def test_the_readmes_server_teacher_has_statistics_of_its_own_and_counts_what_it
         assert distance(stored, own) > 0.001
 
 
+class NoOptions(fedjax_ssl.Options):
+    """A method's options, of which there are none."""
+
+
 def test_images_that_are_no_view_are_one_line():
-    def method(*, task, client, server, options=fedjax_ssl.Options()):
+    def method(*, task, client, server, options=NoOptions()):
         made = METHODS["fedavg"](task=task, client=client, server=server)
         return made._replace(predict={"raw": lambda state, images, mask: task.eval_logits(state.weights, images, mask)})
 
     experiment = fedjax_ssl.build(tiny.config("fedavg"), method=method)
-    with pytest.raises(
-        ValueError, match=r"^eval_logits: got uint8 images, accepted: views of them, such as task\.views\.plain"
-    ):
+    with pytest.raises(ValueError, match=r"^eval_logits: got uint8 images, accepted: views of them, "):
         next(experiment.rounds())
 
 
