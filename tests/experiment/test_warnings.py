@@ -8,10 +8,12 @@ import jax
 import pytest
 
 from configs import digits
+from fedjax_ssl.experiment import warnings
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.warnings import WARNINGS, Facts, warnings_of
 from fedjax_ssl.methods import METHODS
+from fedjax_ssl.models import convolution
 from fedjax_ssl.options import Options
 from fedjax_ssl.simulation import memory
 from tests import average, tiny
@@ -95,6 +97,16 @@ def test_a_deadline_that_a_client_meets_is_not_doubtful(caplog):
     for deadline, late, number in ((quickest, "dropped", 0), (quickest - 1, "shortened", 0), (quickest - 1, "dropped", 1)):
         build(tiny.config("fl2", system__speed=1.0, system__deadline_s=float(deadline), system__late=late))
         assert len([message for message in caplog.messages if message.startswith("system.")]) == number
+
+
+@pytest.mark.parametrize(("has_units", "dtype", "said"), [(True, "float32", 1), (True, "bfloat16", 0), (False, "float32", 0)])
+def test_a_faster_dtype_of_this_processor_is_said(monkeypatch, caplog, has_units, dtype, said):
+    monkeypatch.setattr(warnings, "multiplies_bfloat16", lambda: has_units)
+    monkeypatch.setattr(convolution, "multiplies_bfloat16", lambda: has_units)
+    monkeypatch.setattr(warnings, "FASTER_IN_BFLOAT16", ("mlp",))
+    with caplog.at_level(logging.INFO, "fedjax_ssl"):
+        build(tiny.config("fl2", execution__dtype=dtype))
+    assert len([line for line in caplog.messages if line.startswith("this processor has units for bfloat16")]) == said
 
 
 def test_each_doubt_has_a_case_and_shipped_settings_raise_none():

@@ -17,6 +17,7 @@ from fedjax_ssl.models.convolution import LOWERINGS, resolve_conv
 from fedjax_ssl.models.flax_layers import aware_of
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import Conv, dense, dropout, max_pool
+from fedjax_ssl.simulation.program import ONEDNN, compiler_options
 from tests.jaxprs import products
 
 # (batch, height, width, kernel size, stride, padding)
@@ -162,7 +163,8 @@ def test_gradient_steps_inside_shard_map_and_a_loop(lowering, channels):
 )
 def test_results_and_gradients_of_bfloat16_are_rounded_once(lowering, shape, channels):
     given = [x[0].astype(jnp.bfloat16) for x in random_case(shape, channels=channels)[:3]]
-    got = jax.jit(functools.partial(value_and_gradients, lowering, *shape[4:]))(*given)
+    lowered = jax.jit(functools.partial(value_and_gradients, lowering, *shape[4:])).lower(*given)
+    got = lowered.compile(ONEDNN if lowering == "onednn" else {})(*given)
     x, k, g = (np.asarray(a, np.float64) for a in given)
     expected = (numpy_conv(x, k, *shape[4:]), *numpy_conv_gradients(x, k, g, *shape[4:]))
     assert [a.dtype for a in got] == [jnp.bfloat16] * 3
@@ -320,5 +322,16 @@ def test_a_lowering_that_is_asked_for_is_taken_or_refused():
     assert [resolve_conv(conv, "cpu") for conv in LOWERINGS] == list(LOWERINGS)
     with pytest.raises(ValueError, match=r"execution\.conv: got im2col, accepted: auto, xla, cpu, gpu"):
         resolve_conv("im2col", "cpu")
-    with pytest.raises(ValueError, match=r"execution\.conv: got cpu on gpu, accepted: auto, xla, gpu"):
-        resolve_conv("cpu", "gpu")
+    for lowering in ("cpu", "onednn"):
+        with pytest.raises(ValueError, match=rf"execution\.conv: got {lowering} on gpu, accepted: auto, xla, gpu"):
+            resolve_conv(lowering, "gpu")
+
+
+@pytest.mark.parametrize("has_units", [False, True])
+def test_bfloat16_goes_to_the_matrix_units_of_a_cpu_that_has_them(monkeypatch, has_units):
+    monkeypatch.setattr(convolution, "multiplies_bfloat16", lambda: has_units)
+    assert resolve_conv("auto", "cpu", dtype="bfloat16") == ("onednn" if has_units else "cpu")
+    assert resolve_conv("auto", "cpu", dtype="float32") == "cpu"
+    assert resolve_conv("auto", "gpu", dtype="bfloat16", kernels_vmapped=True) == "gpu"
+    options = [compiler_options("cpu", conv) for conv in ("onednn", "cpu")]
+    assert ["xla_cpu_experimental_onednn_custom_call" in one for one in options] == [True, False]
