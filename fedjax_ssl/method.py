@@ -42,8 +42,8 @@ class Cohort(NamedTuple):
 class ClientData(NamedTuple):
     """One client's data, as `client_update` receives it.
 
-    `true_labels` are for diagnostics and the oracle options alone: they must not reach an update (a test permutes them and
-    compares the parameters).
+    `true_labels` are only for diagnostics and for oracle options (methods run with true labels for comparison); otherwise they
+    must not influence an update (a test permutes them and compares the parameters).
     """
 
     labeled: Examples  # count 0 where the labels are at the server
@@ -129,8 +129,9 @@ class Method(NamedTuple):
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1; its metrics are logged with
             those of round 1. By default there is none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
-        parameters: update -> its part that changes parameters, without batch-norm statistics, counts and whatever else a
-            client sends. `client/update_norm` and `client/cosine` are computed from this part. By default `parameters_of`.
+        parameters: a function from an update to the part of it that changes parameters, without batch-norm statistics, counts
+            and whatever else a client sends. `client/update_norm` and `client/cosine` are computed from this part. By default
+            `parameters_of`.
     """
 
     init: Callable[[Key, DataSpec], tuple[PyTree, PyTree]]

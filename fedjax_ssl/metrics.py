@@ -22,8 +22,9 @@ BASE_BITS = 30
 
 
 class Sum(NamedTuple):
-    """A sum over clients, such as a sum of bytes. Its value is total + 2^30 high, as JAX has no 64-bit integers by default.
+    """A sum over clients, such as a sum of bytes.
 
+    Its value is `total + 2**30 * high`, two int32 parts, because JAX has no 64-bit integers by default.
     `Sum(number)` is enough for a number that an int32 holds. `plus` and `added` are exact below 2^60, and the host adds up
     clients and rounds in 64 bits.
     """
@@ -59,7 +60,8 @@ def _split(total: Shaped[Array, "*M"]) -> tuple[Shaped[Array, "*M"], Shaped[Arra
 class PerClient(NamedTuple):
     """A value of each client, an array of any shape that is never added up.
 
-    It is computed in the rounds that `diagnostics.clients_every` records; only `Experiment.inspect` shows names `example/...`.
+    It is computed in the rounds that `diagnostics.clients_every` records. Metrics named `example/...` are shown by
+    `Experiment.inspect` only.
     """
 
     value: Shaped[Array, "*_"]

@@ -63,7 +63,7 @@ class Known(NamedTuple):
 
 
 class Is(NamedTuple):
-    """What a condition asks of a key's value: `holds` checks the value, and `words` say it, with the key in place of `{}`."""
+    """What a condition asks: `holds` checks the value; `words` describe the condition, with `{}` standing for the key."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -98,7 +98,7 @@ class Model(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _as_tuples(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        """A list, as JSON has it, or one number, as a command line has it, for a field that is a tuple."""
+        """For a field that is a tuple, converts a list (from JSON) or a single number (from a command line) to a tuple."""
         if get_origin(cls.model_fields[str(info.field_name)].annotation) is not tuple:
             return value
         if isinstance(value, list):
@@ -121,7 +121,10 @@ class Options(Model, arbitrary_types_allowed=True):
 
 
 Divisor = Literal["used", "batch"]
-"""What the sum of a loss over a batch is divided by: the number of examples that the loss is over, or of all in the batch."""
+"""What the sum of a loss over a batch is divided by.
+
+`used`: the number of examples that the loss covers; `batch`: of all examples in the batch.
+"""
 PseudoLabels = Literal["global", "local"]
 LABELS_BY: Any = Field(
     default="global",
@@ -149,10 +152,10 @@ class LabeledRepeats(Options):
 
 
 def rounds_of(name: str, phase: float, rounds: int, *, maximum: int | None = None) -> int:
-    """How many of a run's `rounds` the phase `name` has, by the value `phase` of its option; 0: there is no such phase.
+    """The length, in rounds, of the phase called `name` in a run of `rounds` rounds; 0: there is no such phase.
 
-    A share above 0 gives at least one round. ValueError for a number of rounds that is no integer, or larger than `maximum`.
-    By default the maximum leaves one round to the second phase, unless the run has only one.
+    `phase` is the value of its option. A share above 0 gives at least one round. ValueError for a number of rounds that is no
+    integer, or larger than `maximum`. By default the maximum leaves one round to the second phase, unless the run has only one.
     """
     maximum = max(rounds - 1, 1) if maximum is None else maximum
     if phase >= 1 and phase != int(phase):

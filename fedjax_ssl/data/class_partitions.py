@@ -122,7 +122,10 @@ def _check_classes(labels: Labels, classes_per_client: int) -> int:
 
 
 def _share_classes(labels: Labels, positions: Positions, slots: Int[np.ndarray, "K l"], rng: Generator) -> Partition:
-    """Shares each class among the clients with it in `slots`, equally up to one random example; one in no row is unassigned."""
+    """Shares each class among the clients that list it in `slots`; shares differ by at most one example.
+
+    Classes in no row stay unassigned.
+    """
     by_class, counts = shuffled_by_class(labels, positions, rng)
     num_clients = len(slots)
     sizes = np.zeros((len(counts), num_clients + 1), np.int64)  # the last column is of no client

@@ -26,8 +26,9 @@ def dirichlet(
     All of it is repeated until every client has at least `min_size` examples.
 
     With many clients and a small alpha no number of tries suffices. After `max_tries` only the clients with too few examples
-    are drawn anew: p is a row of independent Gamma(alpha), normalized, so one client's variables can be replaced. This is
-    nearly the distribution under that condition (clients are coupled), and a note says so. ValueError if this fails, too.
+    are drawn anew: p is a row of independent Gamma(alpha), normalized, so one client's variables can be replaced. The
+    result follows nearly, not exactly, the distribution conditioned on `min_size`, because the clients' shares depend on each
+    other; a note says so. ValueError if this fails, too.
     """
     indices = distinct(indices)
     _check_dirichlet(len(indices), num_clients, alpha, min_size, max_tries)

@@ -43,7 +43,7 @@ class Move(NamedTuple):
 
 
 SHIFTED = 8
-"""A shift of up to 1/8 of its side hardly damages an image."""
+"""Shifts of up to 1/8 of an image's side hardly damage it; larger ones give a warning."""
 MOVES = {
     "none": Move(False, 0), "crop1": Move(False, 1), "crop4": Move(False, 4),
     "zero_crop4": Move(False, 4, "zero"), "flip_crop4": Move(True, 4), "flip_zero_crop4": Move(True, 4, "zero"),

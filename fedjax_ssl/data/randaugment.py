@@ -161,7 +161,7 @@ def _remap(op: Count, magnitude: Scalar, planes: Planes, variant: Variant) -> Pl
 
 @functools.cache
 def _one_less() -> UInt32[np.ndarray, "524288"]:
-    """Which values AutoContrast gives 1 less than 255 (x - low) / (high - low), rounded down, in Pillow.
+    """A table of the values for which Pillow's AutoContrast returns 1 less than floor(255 (x - low) / (high - low)).
 
     Its product and its sum in float64 may fall just short of a whole number. A bit for each low, high and x, 32 in an entry.
     """

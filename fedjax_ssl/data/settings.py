@@ -1,4 +1,7 @@
-"""The settings of data, `data.*`: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
+"""The settings of data, `data.*`: every key with its default, its meaning and what it accepts.
+
+A wrong key or value raises a ValueError that names the key.
+"""
 
 from typing import Annotated, Literal
 
@@ -18,8 +21,8 @@ OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
 class DataSettings(Model):
     """The dataset, its split and its views.
 
-    Labels are at the server, or at the clients: jointly (`is_joint`), as a share of what each client gets by one partition of
-    all examples, or apart, as a labeled set with a partition of its own.
+    Labels are at the server or at the clients. At the clients there are two ways: one partition divides all examples and a
+    share of each client's is labeled (`is_joint`), or labeled and unlabeled examples are partitioned separately.
     """
 
     name: str = Field(
@@ -106,8 +109,8 @@ class DataSettings(Model):
     )
     min_size: Annotated[Count, ReadWhere({"run.partition_reads_min_size": SET})] = Field(
         default=10,
-        description="Smallest number of examples that the partition `dirichlet` gives a client, of labeled and of unlabeled "
-        "examples where these are divided apart.",
+        description="Smallest number of examples that the partition `dirichlet` gives a client. If labeled and unlabeled "
+        "examples are partitioned separately, it applies to each of the two.",
     )
     shards_per_client: Annotated[Positive, ReadWhere({"run.partition_reads_shards_per_client": SET})] = Field(
         default=2,

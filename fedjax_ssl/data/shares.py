@@ -66,7 +66,7 @@ def mixed(rows: Rows, rng: Generator) -> Rows:
 
 
 def cut(by_class: Positions, sizes: Int64[np.ndarray, "C K"]) -> Rows:
-    """Cuts positions, which are sorted by class, into a row for each client, which gets `sizes` examples of each class."""
+    """Cuts class-sorted positions into one row per client; `sizes` says how many examples of each class each client gets."""
     num_clients = sizes.shape[1]
     client = np.repeat(np.tile(np.arange(num_clients), len(sizes)), sizes.ravel())
     return by_client(by_class, client, num_clients)

@@ -79,7 +79,10 @@ def _ops(
 
 
 def _fixed(slots: int, level: float, *, ops_first: bool = False) -> Variant:
-    """A variant with all operations at one level, a share of each operation's scale; low is dark, flat and inverted."""
+    """A variant whose operations all have one level, given as a share of each operation's range.
+
+    Low levels make images dark, low in contrast and inverted.
+    """
     ops = _ops(
         *_PLAIN, enhance=_one_of(0.1 + 1.8 * level), posterize=_one_of(8 - np.round(4 * level)), solarize=_one_of(256 * level),
         rotate=_either_sign(30 * level), shear=_either_sign(0.3 * level),

@@ -10,7 +10,7 @@ from fedjax_ssl.options import MANY
 from fedjax_ssl.simulation.round import FAULT, FAULTS, RunState, reason
 
 REASON = "diverged"
-"""The key of the reason in the row of a run that has diverged; such a row's only other key is `round`."""
+"""In the metrics row of a diverged run, the key that holds the reason; the row's only other key is `round`."""
 LARGE_RATE = {"sgd": 1.0, "adam": 0.1, "lars": 10.0}
 """Learning rates above which an optimizer seldom works."""
 LARGE = 10  # a method's own number is large above so many times its default, unless it is at most 1

@@ -1,9 +1,9 @@
 """What a run will cost, before it begins: examples that pass the network, arithmetic, bytes and seconds.
 
 Passes are those of round 1 with a tiny network in place of the experiment's, which takes the same steps. Where pseudo-labels
-decide the number of steps, it differs somewhat. Where few pseudo-labels pass a threshold in round 1, as with SemiFL and
-FixMatch, later rounds have more steps: on the digits up to four times the arithmetic. Seconds are the arithmetic divided by
-what this machine computes in a second, which is a rough figure.
+decide the number of steps, that number differs somewhat. Where few pseudo-labels pass a threshold in round 1, as with SemiFL
+and FixMatch, later rounds have more steps: on the digits up to four times the arithmetic. Seconds are the arithmetic divided
+by what this machine computes in a second, which is a rough figure.
 """
 
 import time

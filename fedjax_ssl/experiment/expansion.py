@@ -11,10 +11,13 @@ from fedjax_ssl.options import KINDS, did_you_mean, plural
 GROUPS = ("client", "server", "method", "data")
 """The groups of settings with numbers that can vary between runs of one program."""
 SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
-"""Numbers that switch a part of the program off where they are 0: a program of several values accepts no 0 among them."""
+"""Settings that turn off a part of the program when they are 0.
+
+If such a setting varies between runs of one program, none of its values may be 0.
+"""
 
 PLACES = ("data.data_dir", "data.path", "data.download")
-"""Keys of where data lie, which may differ between the processes of a run; the data's digest is in `run.json`."""
+"""Keys that say where data are stored; processes of a run may differ in them, because `run.json` holds a digest of the data."""
 ELSEWHERE = (*PLACES, "log_to", "client.on_nonfinite")
 """Keys that may change when a run goes on: where data lie and metrics go, and whether a client left out of a round ends it."""
 CLIENT_FILES = ("system.file", "system.trace")
@@ -50,7 +53,7 @@ def runs_of(settings: Settings) -> tuple[Run, ...]:
 
 
 def _check(settings: Settings) -> None:
-    """Raises ValueError where `vary` is not the key of a float, or `values` are not its values."""
+    """Raises ValueError unless `vary` is the key of a float and `values` are at least two different numbers for it."""
     key, values = settings.vary, settings.values
     if not key:
         raise ValueError(f"vary: got '' with {plural(len(values), 'value')}, accepted: the key of the number that has them")

@@ -138,7 +138,10 @@ class Experiment:
 
     @staticmethod
     def _row(run: Run, number: int, metrics: Row, seconds: float, spent: Row, last: Row, before: Row) -> Row:
-        """A run's row of a round; `last` is that of the round before, and `before` the last one before this process."""
+        """The row of one run in a round.
+
+        `last` is the previous round's row, and `before` the last row written before this process started.
+        """
         if reason := last.get(REASON) or divergence(number, metrics, run.settings):
             return {"round": number, REASON: reason}
         row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images", FAULT)}

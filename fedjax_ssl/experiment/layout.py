@@ -101,6 +101,6 @@ def _check_processes(settings: Settings, num_runs: int) -> None:
 
 
 def _fewest(items: int, devices: int) -> int:
-    """The fewest devices that finish no later than all: five do for ten items on eight devices, two on each."""
+    """The fewest devices that finish no later than all would; for ten items and eight devices that is five, with two each."""
     per_device = -(-items // devices)
     return -(-items // per_device)

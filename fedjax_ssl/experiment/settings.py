@@ -1,4 +1,7 @@
-"""The settings of an experiment: every key with its default, its meaning and what it accepts; ValueError names a wrong one."""
+"""The settings of an experiment: every key with its default, its meaning and what it accepts.
+
+A wrong key or value raises a ValueError that names the key.
+"""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -211,7 +214,8 @@ class Settings(Model):
         "and augmentations.",
     )
     seeds: Annotated[int, Field(ge=1, le=MOST_RUNS)] = Field(
-        default=1, description="Number of runs with different seeds that are computed together, with the seeds from `seed` on."
+        default=1,
+        description="Number of runs that are computed together with different seeds: `seed`, `seed` + 1, and so on.",
     )
     vary: str = Field(
         default="",
@@ -231,8 +235,8 @@ class Settings(Model):
     )
     checkpoint_every: Positive = Field(
         default=10,
-        description="Number of rounds between two checkpoints, from which a run that was stopped goes on. One is always saved "
-        "at the end.",
+        description="Number of rounds between two checkpoints. A run that was stopped continues from its last checkpoint. One "
+        "is always saved at the end.",
     )
 
     @pydantic.field_validator("method", "model", mode="before")

@@ -140,8 +140,8 @@ class ServerTrainingSettings(Model):
     when: Annotated[Literal["after", "parallel"], ReadWhere(CLIENTS)] = Field(
         default="after",
         description="When the server trains on its labels in a round: `after` it has averaged the clients' updates "
-        "(fine-tuning), or in `parallel` with the clients, from the model that they receive, after which its model and the "
-        "average of theirs count one half each.",
+        "(fine-tuning), or in `parallel` with the clients, starting from the model that the clients receive; the new model "
+        "is then the mean of the server's model and the clients' average.",
     )
 
 
@@ -162,8 +162,8 @@ class StaticNormSettings(Model):
         default="apart",
         description="How examples are put into the batches whose statistics are averaged. `apart`: batches of labeled data, "
         "then batches of unlabeled data. `joined`: both form one sequence, which begins with the labeled examples sorted by "
-        "class (SemiFL). `class`: apart, and both sorted by class, the unlabeled data by their true labels ((FL)^2's released "
-        "code).",
+        "class (SemiFL). `class`: as `apart`, but both parts are sorted by class; the unlabeled data by their true labels "
+        "((FL)^2's released code).",
     )
     labeled_batch_size: Annotated[
         BatchSize, ReadWhere(LABELS, order=("apart", "class")), ReadWhere(LABELS, data=("labeled",))

@@ -90,7 +90,7 @@ def ignored(settings: Settings, unread: Mapping[str, str]) -> dict[str, str]:
 
 
 def readers(settings: Settings) -> Iterator[tuple[str, list[Marks]]]:
-    """Every key with the marks of its groups and its own marks: a run reads the key where one mark of each of these holds."""
+    """Every key with its groups' marks and its own; a run reads a key if at least one mark holds at each of these levels."""
     asked: dict[str, list[Marks]] = {"": []}
     for key, field in fields_of(settings):
         group = key.rpartition(".")[0]

@@ -41,8 +41,8 @@ def train_client(
 ) -> ClientOutput:
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
-    `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state, the client state of the output.
-    `down` is as in `output_of`.
+    `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state; the new one becomes the
+    `client_state` of the output. `down` is as in `output_of`.
     """
     start = TrainState(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)

@@ -51,7 +51,8 @@ def lars(*, momentum: Number = 0.0, nesterov: bool = False, weight_decay: Number
         g <- g + wd w;  g <- TRUST ||w|| / ||g|| g (1 g where either norm is 0);  m <- mu m + g;  direction = g + mu m or m
 
     The first two steps are for kernels alone, with the norms of one layer; biases and batch norm have plain SGD with momentum.
-    The learning rate is outside of the momentum, unlike in SimCLR; only a learning rate that changes shows the difference.
+    The learning rate multiplies the result, momentum included; SimCLR multiplies each gradient by it before the momentum. The
+    two differ only if the learning rate changes.
     """
     return optax.chain(
         decayed_weights(weight_decay, "kernels"),

@@ -25,9 +25,9 @@ class StaticNorm(NamedTuple):
     """How static batch-norm statistics (sBN) are collected: a cumulative average of the statistics of batches.
 
     They are collected over the server's `labeled` data; over these and all data of the next round's `cohort` ((FL)^2, Appendix
-    E); or over these and `all` unlabeled data ((FL)^2's released code, SemiFL). Labeled examples come first: by class where the
-    order is `joined` or `class`. Where it is `joined`, labeled and other examples are one sequence, and a batch of the
-    unlabeled size may hold both (SemiFL). For `class` the pool comes sorted by class, too.
+    E); or over these and `all` unlabeled data ((FL)^2's released code, SemiFL). Labeled examples come first; they are sorted by
+    class if the order is `joined` or `class`. Where it is `joined`, labeled and other examples are one sequence, and a batch of
+    the unlabeled size may hold both (SemiFL). For `class` the pool comes sorted by class, too.
     """
 
     data: str
@@ -242,7 +242,7 @@ def check_update(update: PyTree, weights: Weights) -> None:
 def average_with_server(sent: ServerState, trained: ServerState, aggregate: Aggregate) -> Aggregate:
     """The aggregate in which the server's own model counts one half, and the clients' average the other (SemiFL's ablation).
 
-    The server optimizer then steps from W_s, the model that the server trained from the sent one, W_t:
+    The server optimizer then steps from W_s, the model obtained by training W_t, the sent model, on the server:
 
         d = W_s - (W_s + sum_k beta_k W_k) / 2 = (W_s - W_t + sum_k beta_k (W_t - W_k)) / 2
 

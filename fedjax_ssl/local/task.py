@@ -39,7 +39,7 @@ _evaluated: contextvars.ContextVar[list[Weights] | None] = contextvars.ContextVa
 
 @contextlib.contextmanager
 def evaluated_weights() -> Iterator[list[Weights]]:
-    """A context that gives a list, to which all weights are added that a Task evaluates outside of training.
+    """A context manager that yields a list; every set of weights that a Task evaluates outside of training is appended to it.
 
     It finds the network that a method's `predict` evaluates, wherever the server's state holds that network.
     """
@@ -110,7 +110,7 @@ class Task(NamedTuple):
         return count_outputs(features), stats
 
     def split(self, weights: Weights, names: frozenset[str] | None = None) -> tuple[Weights, Weights]:
-        """The weights of the layers `names` (None: the backbone's) and those of all others; `join` puts them together."""
+        """Splits weights in two: those of the layers `names` (None: the backbone's), and the rest; `join` reverses it."""
         first = self.model.backbone() if names is None else names
 
         def only(of_first: bool) -> Weights:
@@ -137,7 +137,10 @@ class Task(NamedTuple):
         return norm.running(stats, batch_stats, self.norm_momentum) if self.norm == "running" else stats
 
     def merged_stats(self, stats: PyTree, first: PyTree, second: PyTree) -> PyTree:
-        """Batch statistics with which one `update_stats` does what two do, with those of the `first` and the `second` batch."""
+        """Combined statistics.
+
+        One `update_stats` with them equals two successive ones, with those of the `first` and then of the `second` batch.
+        """
         return jax.tree.map(lambda s, a, b: b + (1.0 - self.norm_momentum) * (a - s), stats, first, second)
 
     def update(self, broadcast: Weights, local: Weights) -> Weights:

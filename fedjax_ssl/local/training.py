@@ -24,7 +24,8 @@ Carry = TypeVar("Carry")
 class TrainState(NamedTuple):
     """A network in training: its weights, the state of their optimizer, and what accompanies them.
 
-    The gradient of each step is given the `companions`, such as a teacher or a second network, and they may follow the weights.
+    The gradient of each step is given the `companions`, such as a teacher or a second network; a step may also update them
+    from the weights.
     """
 
     weights: Weights

@@ -4,9 +4,9 @@ The server trains on its labels and on consistency with a teacher, a slow moving
 backbone, the layers before the classifier, to predict what the backbone's slow moving average makes of another view of the same
 image (BYOL). Only backbones are sent; a client keeps its predictor and average (off the device with `execution.data=host`).
 
-Losses are the paper's; optimizers and schedules are those of its released code, without its apparent mistakes: there the
-server's average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine spans the run),
-client states are stored by the index of a batch, and the last partial batch is dropped.
+Losses are the paper's; optimizers and schedules are those of its released code without what seem to be its mistakes. In the
+released code the server's average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine
+spans the run), client states are stored by the index of a batch, and the last partial batch is dropped.
 """
 
 from collections.abc import Callable

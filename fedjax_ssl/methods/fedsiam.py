@@ -8,11 +8,11 @@ With labels at the server the clients minimize J alone, and the server trains on
 - MT (mean teacher): both networks are sent and averaged.
 - D (`fedsiam_d.py`): Pi in the first rounds, then MT whose clients upload only the layers that are far from the target's.
 
-Where the paper is silent, alpha depends on m, the number of a client's SGD steps over all rounds, and beta_k on n, the number
-of its local epochs; both counts include the current one. The target is in training mode, with a view, dropout and
-batch-norm statistics of its own (with the online network's statistics while alpha = 0). With labels at the server, m counts the
-server's steps from round 1 on. Unlike in the released code, clients are averaged by size (Eq. 2), each epoch has an order of
-its own, and the last model is the result, not the best one on test data.
+Where the paper is silent, we choose: alpha depends on m, the number of a client's SGD steps over all rounds; beta_k depends on
+n, the number of the client's local epochs; both counts include the current one. The target is in training mode, with a view,
+dropout and batch-norm statistics of its own (with the online network's statistics while alpha = 0). With labels at the server,
+m counts the server's steps from round 1 on. Unlike in the released code, clients are averaged by size (Eq. 2), each epoch has
+an order of its own, and the last model is the result, not the best one on test data.
 """
 
 from collections.abc import Callable

@@ -31,12 +31,13 @@ class FedSiamDOptions(FedSiamMTOptions):
     )
     pi_rounds: Phase = Field(
         default=0.06,
-        description="Number of first rounds with one network (phi_g), and of the last rounds whose distances decide what is "
-        "uploaded. A number below 1 is a share of all rounds.",
+        description="Two numbers in one: how many rounds at the start use one network (phi_g), and over how many of the most "
+        "recent rounds distances are kept to decide what is uploaded. A number below 1 is a share of all rounds.",
     )
     target_delay: Count = Field(
         default=0,
-        description="Further rounds with one network, in which alpha stays 0 (`released`: 1, as rounds count from 0 there).",
+        description="Number of further rounds with one network, in which the target's decay alpha stays 0; the released code "
+        "has 1 here, because it counts rounds from 0.",
     )
     end_round: Annotated[Phase, ReadWhere(curve=("rectangle",))] = Field(
         default=0.8,

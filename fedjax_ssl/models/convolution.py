@@ -146,8 +146,10 @@ def _of_stride_1(images: Array, kernel: Array, stride: int, padding: int) -> Arr
 
 
 def _of_stride_1_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    """The images' gradient convolves with the flipped kernel. The kernel's has the channels as a batch, [ch, H, W, B], and the
-    cotangent as a kernel, [H', W', B, F]. A stride puts zeros between the cotangent's entries.
+    """The images' gradient convolves with the flipped kernel.
+
+    The kernel's gradient is a convolution too: the images with channels as the batch axis, [ch, H, W, B], and the cotangent as
+    its kernel, [H', W', B, F]. A stride puts zeros between the cotangent's entries.
     """
     images, kernel = residuals
     kh, kw, _, _ = kernel.shape

@@ -50,7 +50,9 @@ BUILT_IN = frozenset(MODELS)
 
 
 def register_model(name: str, module: type[nn.Module], *, image_size: int = 0, features: bool = False) -> None:
-    """Makes a network known as `model.name`, with the other fields of a Model; a second one of that name replaces it.
+    """Registers a network under `model.name`; the other arguments are the fields of `Model`.
+
+    Registering the same name again replaces it.
 
     `module` is a class with a field `num_classes`. Its instances are called with (x, train): x is images [B, H, W, ch] or
     features [B, D], and `train`, which may be missing, is positional or a keyword. They return logits [B, C]. Batch norm and

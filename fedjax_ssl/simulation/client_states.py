@@ -33,7 +33,10 @@ class OnDisk(np.ndarray):
             self.changed[index] = True
 
     def reset(self) -> None:
-        """Marks all rows as unchanged, and drops the file's pages from this process's memory; the system keeps what fits."""
+        """Marks all rows as unchanged, and drops the file's pages from this process's memory.
+
+        The operating system may still cache those that fit.
+        """
         if self.changed is not None:
             self.changed[:] = False
         if self.pages is not None and hasattr(mmap, "MADV_DONTNEED"):

@@ -101,7 +101,7 @@ def checked(method: Method, spec: DataSpec) -> Method:
 
 
 def _returned(method: Method, name: str, *arguments: Any) -> Any:
-    """What a function of a method returns, which gets None for what the method does not ask for."""
+    """Calls one of a method's functions, with None in place of data that it did not ask for, and returns its result."""
     try:
         return getattr(method, name)(*arguments)
     except (TypeError, AttributeError, ValueError) as error:
@@ -148,9 +148,10 @@ def _check_axis(what: str, tree: PyTree, size: int, of: str) -> None:
 def _check_update(update: PyTree, message: tuple[PyTree, PyTree]) -> None:
     """Raises ValueError for an array of an update that has another shape than those that were broadcast under its name.
 
-    JAX would subtract such arrays all the same where axes have one entry. A float may have another precision. Two arrays have
-    the same name where the path of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of
-    the broadcast. Positions in tuples and lists alone are no name. An update that is one array has the name of all.
+    JAX would broadcast axes of size 1 and subtract without an error. Float arrays may differ in precision. Two arrays have the
+    same name where the path of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of the
+    broadcast. A path made only of tuple or list positions does not count as a name. If the update is a single array, it is
+    compared with every broadcast array.
     """
     sent = [leaf for part in message for leaf in jax.tree_util.tree_leaves_with_path(part)]
     for path, x in jax.tree_util.tree_leaves_with_path(update):

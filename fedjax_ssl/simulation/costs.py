@@ -89,7 +89,7 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Value], args: Sequence[Value], left: Lef
 
 
 def _used(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    """The operations whose results are used; a compiler leaves out the others, so they do not count."""
+    """The operations whose results are used; others are not counted, since a compiler removes them."""
     needed = {x for x in jaxpr.outvars if isinstance(x, Var)}
     used = []
     for eqn in reversed(jaxpr.eqns):

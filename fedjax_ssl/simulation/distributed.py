@@ -5,7 +5,8 @@ All processes have to call these functions in the same order. In a single proces
 When a process dies, an exchange may fail on one device of another process while that process's next device still waits for a
 message. On CPUs the waiting device would accept a message of a later exchange instead, which ends the process with a stack
 trace. So no exchange may begin after one has failed: the results of a program are waited for before the next program begins,
-and XLA may not combine several sums into one, as it would go on with these after a failure (`program.ON_CPU`).
+and XLA may not combine several sums into one operation, because this continues with the other sums after one of them has
+failed (`program.ON_CPU`).
 """
 
 import json

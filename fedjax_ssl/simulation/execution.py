@@ -53,7 +53,7 @@ class Execution(NamedTuple):
 
 
 class CohortOutput(NamedTuple):
-    """A cohort's aggregate, and its clients' new states and metrics with leading axis M."""
+    """The aggregate of a cohort, and the new states and metrics of its clients, with leading axis M."""
 
     aggregate: Aggregate
     client_states: PyTree

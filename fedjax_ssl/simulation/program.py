@@ -17,7 +17,7 @@ ON_CPU: dict[str, str | bool] = {
     "xla_disable_hlo_passes": "cpu-all-reduce-combiner",  # combined sums go on after one fails: see `distributed`
 }
 ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
-"""For programs whose convolutions are of `onednn_conv`: bfloat16 products go to oneDNN, which has the matrix units of CPUs."""
+"""XLA options for programs that use `onednn_conv`: bfloat16 products are done by oneDNN, which uses the CPU's matrix units."""
 ON_GPU: dict[str, str | bool] = {
     "xla_gpu_exclude_nondeterministic_ops": True,
     "xla_gpu_enable_triton_gemm": False,

@@ -152,9 +152,9 @@ def run_round(
 ) -> tuple[RunState, ClientMetrics]:
     """One round: the state after it, and its metrics.
 
-    The state has the cohort's clients alone. They, and the clients' metrics, have the leading axis M. With `record` the metrics
-    contain what is recorded of each client; otherwise that is not computed. With `stop` the state does not change if any client
-    is left out.
+    The returned state contains only the cohort's clients; their states and metrics have leading axis M. With `record` the
+    metrics contain what is recorded of each client; otherwise that is not computed. With `stop` the state does not change if
+    any client is left out.
     """
     method, cohort, data, state, _, system = ready
     inputs = ready.inputs

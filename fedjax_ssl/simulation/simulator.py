@@ -68,7 +68,7 @@ class Simulator:
         return jax.tree.map(place, specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
     def _numbers(self) -> jax.Array | None:
-        """The numbers float32 [R], weakly typed as Python's are, so that what they meet keeps its dtype."""
+        """The runs' numbers, float32 [R], weakly typed like Python floats, so arrays combined with them keep their dtype."""
         if self.problem.numbers is None:
             return None
         values = self._join([np.float32(number) for number in self.problem.numbers])
@@ -243,7 +243,7 @@ class Simulator:
     # --- states --------------------------------------------------------------------------------------------------------
 
     def template(self) -> RunState:
-        """One run's state without its values: shapes and placements of `join`'s arguments."""
+        """The shapes and placements, without values, of one run's state as `join` takes it."""
         state = self._source.shapes(self._initialize, self._inputs, self._key, self._pools)
         if not self._on_host:
             return placed(state, self._where.state)

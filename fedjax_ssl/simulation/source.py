@@ -155,10 +155,11 @@ class DeviceSource:
 
 
 class HostSource:
-    """Training images and client states on the host, in NumPy arrays (states perhaps `OnDisk`); `place` is where they are sent.
+    """Training images and client states on the host, in NumPy arrays (states perhaps `OnDisk`).
 
-    A round's cost on the device does not grow with the number of clients. While the device computes a round, the host gathers
-    and sends the images of the next one. A method that reads the whole pool or all clients' states cannot run so.
+    `place` is the device placement to which a round's part of them is sent. A round's cost on the device does not grow with
+    the number of clients. While the device computes a round, the host gathers and sends the images of the next one. A method
+    that reads the whole pool or all clients' states cannot run so.
     """
 
     def __init__(self, problem: Problem, place: Sharding) -> None:

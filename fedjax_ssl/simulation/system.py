@@ -122,7 +122,7 @@ def result_where(
     """A client's results, if the bool scalar `counts` is true.
 
     If not, its update and weight are 0, its state stays as it was, its means do not count, and what is recorded of it is NaN.
-    The parts of its sums are `total(name, part)` in both cases.
+    In both cases each part of a summed metric is computed by the function `total(name, part)`.
     """
 
     def where(new: jax.Array, old: PyTree = 0) -> jax.Array:

@@ -21,7 +21,8 @@ class Neighbors(NamedTuple):
 def nearest(embeddings: Float[Array, "K E"], seen: Bool[Array, " K"], ids: Int[Array, " M"], count: int) -> Neighbors:
     """For each client in `ids` the nearest other clients, by Euclidean distance of embeddings; the lower id wins a tie.
 
-    Clients that are not `seen` have no embedding, and so neither have nor are neighbors. H is the smaller of `count` and K.
+    Clients that are not `seen` have no embedding, so they have no neighbors and are nobody's neighbor. H is the smaller of
+    `count` and K.
     """
     chex.assert_rank([embeddings, seen, ids], [2, 1, 1])
     clients = jnp.arange(len(seen))

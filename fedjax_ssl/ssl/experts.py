@@ -12,7 +12,7 @@ from fedjax_ssl.arrays import Array, Logits, PerExample, Probs
 
 
 class Decision(NamedTuple):
-    """What two experts decide on a batch: s* is the output of the more certain one on an example, and s- is the other's."""
+    """What two experts decide on a batch: per example, s* is the output of the more certain one and s- that of the other."""
 
     label: Int32[Array, " B"]  # argmax s*
     confidence: PerExample  # max s*

@@ -58,7 +58,8 @@ def fairness_loss(logits: Logits, accepted: Mask, status: Status) -> Scalar:
         L_f = sum_c a_c log(b_c + 1e-12),  a = SumNorm(p_t / h_t),  b = SumNorm(pbar / hbar),  with 1 / 0 := 0
 
     pbar is the mean softmax output, and hbar is the histogram of the examples' most probable classes. L_f = -H(a, b) <= 0 has
-    the sign of the paper and of its code. The gradient flows through pbar alone; without accepted examples it and L_f are 0.
+    the sign of the paper and of its code. The gradient flows through pbar alone. Without accepted examples, both the gradient
+    and L_f are 0.
     """
     chex.assert_rank([logits, accepted], [2, 1])
     probs = jax.nn.softmax(logits.astype(jnp.float32))

@@ -74,9 +74,9 @@ def consistency_gradient(
         L_cs = 1/|accepted| sum over confident of KL(sg[Q_i] || Q*_i), 0 if none is    (Eq. 13)
         g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
 
-    Q_i and Q*_i are the outputs on the same strong view at W, `params`, and W*; `forward` gives them with an auxiliary output,
-    and that at W is returned. `perturb` makes eps of W and grad L_p. `objective` is `sacr`, or `sam`, which has L_p at W*, the
-    standard SAM objective, in place of L_cs (Figure 4). `weights` are (w_a, w_cs).
+    Q_i and Q*_i are the outputs on the same strong view at W, `params`, and W*. `forward` returns the outputs and an auxiliary
+    value; the one computed at W is returned. `perturb` makes eps of W and grad L_p. `objective` is `sacr`, or `sam`, which
+    replaces L_cs by L_p evaluated at W*, the standard SAM objective (Figure 4). `weights` are (w_a, w_cs).
     """
 
     def clean(p: Params) -> tuple[tuple[Array, Array], tuple[Array, PyTree]]:

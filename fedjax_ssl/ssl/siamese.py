@@ -105,9 +105,10 @@ def uploaded(distances: Float[Array, "... J"], bound: Number, tau: Number) -> Bo
 
 
 def select_layers(names: tuple[str, ...], chosen: Bool[Array, "M J"], tree: Params, other: Params) -> Params:
-    """The chosen layers of `tree`, and all else of `other`, both parameters or statistics with leading axis M.
+    """A tree with the chosen layers taken from `tree` and all other layers from `other`.
 
-    Statistics of a batch norm without scale and bias belong to no layer, and are those of `other`.
+    Both are parameters or statistics with leading axis M. Statistics of a batch norm without scale and bias belong to no layer,
+    and are those of `other`.
     """
     which = {name: chosen[:, j] for j, name in enumerate(names)}
 
