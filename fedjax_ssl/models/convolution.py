@@ -330,8 +330,12 @@ def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
-LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {"xla": xla_conv, "cpu": cpu_conv, "gpu": gpu_conv}
-LOWERINGS |= {"onednn": onednn_conv}
+LOWERINGS: dict[str, Callable[[Maps, Kernel, int, int], Convolved]] = {
+    "xla": xla_conv,
+    "cpu": cpu_conv,
+    "gpu": gpu_conv,
+    "onednn": onednn_conv,
+}
 
 
 def resolve_conv(conv: str, platform: str, *, kernels_vmapped: bool = False, dtype: str = "float32") -> str:
