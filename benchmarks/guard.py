@@ -2,8 +2,8 @@
 
     python -m benchmarks.guard [--against HEAD] [--workloads fl2_cnn ...]
 
-For use before a release; about five minutes on two CPU cores. A network counts as slower if it takes longer in three of four turns
-or more, and more than 1.03 times as long in the median turn. Exit status: 0 nothing is slower; 1 something is, or failed.
+For use before a release; about five minutes on two CPU cores. A network counts as slower if it takes longer in three of four
+turns or more, and more than 1.03 times as long in the median turn. Exit status: 0 nothing is slower; 1 something is, or failed.
 """
 
 import argparse
