@@ -67,7 +67,7 @@ def check_alike(what: str, got: PyTree, accepted: PyTree, like: str) -> None:
 
 
 def digest(arrays: PyTree, before: Any = None) -> Any:
-    """A hash of arrays, with their dtypes and shapes; `before` is one that goes on with them."""
+    """A hash of arrays, with their dtypes and shapes. `before` is an earlier hash, which is updated with these arrays."""
     found = hashlib.blake2b(digest_size=16) if before is None else before
     for array in map(np.ascontiguousarray, jax.tree.leaves(arrays)):
         found.update(f"{array.dtype}{array.shape}".encode())

@@ -54,6 +54,6 @@ class Finder(MetaPathFinder):
 
 
 def is_ours(package: object, attribute: str, folder: pathlib.Path) -> bool:
-    """Whether the file of a package, an attribute of it or of its spec, lies in a folder beside ours."""
+    """Whether a module or a spec is that of the package in `folder`; `attribute` names its field that holds the file."""
     file = getattr(package, attribute, None)
     return file is not None and pathlib.Path(file).resolve() == folder / "__init__.py"

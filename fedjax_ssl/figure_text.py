@@ -1,4 +1,4 @@
-"""Texts of figures: what matplotlib's own font lacks would be boxes, and a warning for each."""
+"""Texts of figures: matplotlib would draw a character that its font lacks as a box, and warn of each."""
 
 import functools
 import unicodedata
@@ -28,5 +28,5 @@ def is_drawable(text: str) -> bool:
 
 
 def drawable(text: str) -> str:
-    r"""The text with what a figure cannot show as Python writes it: `\u732b` for a Chinese cat."""
+    r"""The text with Python's escapes in place of what a figure cannot show: `\u732b` for the Chinese word for cat."""
     return "".join(one if _is_drawn(one) else one.encode("unicode_escape").decode() for one in text)

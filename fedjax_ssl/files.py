@@ -1,7 +1,7 @@
 """Files that are written whole and read with suspicion: JSON with a checksum, and any file that is replaced atomically.
 
-What is written is on disk before the function that writes it returns: a power cut after it loses nothing of it. Of a user's
-paths only regular files are opened, as a named pipe is waited for, and a device may never end.
+What is written is on disk before the function that writes it returns: a power cut after it loses nothing of it. Of the paths
+that a user gives only regular files are opened: opening a named pipe would block, and a device may never end.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ FAILURES = (
 )  # fmt: skip
 """Errors for which no input is to blame: a disk that fails or is full, too many open files, a file system that is gone."""
 CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM, errno.EBADF)
-"""How file systems and systems answer that cannot sync a folder, or any file."""
+"""Error numbers of operating systems and file systems that cannot sync folders, or cannot sync at all."""
 _KINDS = (
     (stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "device"),
     (stat.S_ISBLK, "device"),
@@ -74,7 +74,10 @@ def signed(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verified(content: bytes, written: Callable[[dict[str, Any]], bytes]) -> dict[str, Any]:
-    """The JSON object, without its checksum, of which `written` makes these bytes; ValueError says why there is none."""
+    """Reads a JSON object and returns it without its checksum.
+
+    ValueError says what is wrong, such as that `written` makes other bytes of it than `content`.
+    """
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -159,7 +162,7 @@ def sync(opened: int | pathlib.Path) -> None:
 
 
 def failing(error: BaseException | None) -> int:
-    """The number of FAILURES that is, or has led to, an error; 0: the input is to blame."""
+    """The errno in FAILURES of an error, or of an error that led to it; 0 if there is none, so that the input is to blame."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in FAILURES:
             return error.errno

@@ -20,7 +20,7 @@ MOVED: dict[str, str] = {
 
 
 def line(key: str, known: Iterable[str]) -> str:
-    """What to say of a key that is not accepted and was once that of a `known` key, of the config or after `config.`; or ""."""
+    """A message if `key` is the old name of a `known` key, else "". Keys may begin with `config.`."""
     bare = key.removeprefix("config.")
     new = key.removesuffix(bare) + MOVED.get(bare, " ")
     return f"{key}: this key is {new} now" if new in known else ""

@@ -1,4 +1,4 @@
-"""The files of the methods and networks that users register, which the package's version does not stand for."""
+"""The files that define the methods and networks that users register; the package's version does not cover their content."""
 
 import functools
 import hashlib

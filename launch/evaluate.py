@@ -1,4 +1,4 @@
-"""Evaluates finished or stopped runs: accuracy, per class, confusion matrix, calibration, per client; predictions to a file.
+"""Evaluates finished or stopped runs: accuracy (also per class and client), confusion matrix, calibration; saves predictions.
 
     python -m launch.evaluate DIR... [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
 

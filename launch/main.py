@@ -1,4 +1,4 @@
-"""All commands as one: `fedjax-ssl COMMAND`, or `python -m fedjax_ssl COMMAND`, is `python -m launch.COMMAND` in a checkout."""
+"""`fedjax-ssl COMMAND` and `python -m fedjax_ssl COMMAND` run what `python -m launch.COMMAND` runs in a checkout."""
 
 import ast
 import importlib

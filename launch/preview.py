@@ -2,7 +2,7 @@
 
     python -m launch.preview --config=configs/splits.py:feddure_dir_dir [--output=preview.png] [--config.a.b=value ...]
 
-What `launch.run` refuses is refused here, in the same line; nothing is compiled.
+It refuses what `launch.run` refuses, with the same message; nothing is compiled.
 
 Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 """

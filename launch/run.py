@@ -2,10 +2,10 @@
 
     python -m launch.run --config=digits:fl2 [--workdir=DIR] [--config.a.b=value ...]
 
-With `--config.seeds=N`, or `--config.vary=KEY --config.values=...`, or both, runs are one program, with a folder each in DIR.
-The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else; 130 on Ctrl-C, 143 on
-SIGTERM and 129 on SIGHUP, after saving a checkpoint, or at once where no round has begun. A second Ctrl-C ends at once, with
-what the newest checkpoint has.
+With `--config.seeds=N`, or `--config.vary=KEY --config.values=...`, or both, several runs are computed together in one program,
+and each has its own folder in DIR. The same command again resumes. Exit status: 0 done; 2 wrong config, arguments or data; 1
+anything else; 130 on Ctrl-C, 143 on SIGTERM and 129 on SIGHUP, after saving a checkpoint, or at once where no round has begun.
+A second Ctrl-C ends at once, with what the newest checkpoint has.
 """
 
 import argparse
@@ -53,12 +53,13 @@ def _parser() -> arguments.Parser:
     ):
         parser.add_argument(f"--{name}", action="store_true", help=about)
     for name, least, about in (
-        ("stop_after", 1, "end cleanly after so many rounds; the same command goes on"),
-        ("num_processes", 1, "how many processes there are, where no launcher tells"),
-        ("process_id", 0, "which of them this is, from 0 on, where no launcher tells"),
+        ("stop_after", 1, "end cleanly after round N; the same command without this argument, or with a larger N, goes on"),
+        ("num_processes", 1, "number of processes; needed unless a launcher provides it"),
+        ("process_id", 0, "number of this process, from 0 on; needed unless a launcher provides it"),
     ):
         parser.add_argument(f"--{name}", metavar="N", type=arguments.whole(least), help=about)
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0, where no launcher tells")
+    address = "address of process 0; needed unless a launcher that JAX knows, such as Slurm, provides it"
+    parser.add_argument("--coordinator", metavar="HOST:PORT", help=address)
     return parser
 
 

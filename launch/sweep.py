@@ -4,8 +4,9 @@
     python -m launch.sweep --config=digits:{method} --methods=fl2,semifl --seeds=3 --set data.num_labels=10,40
 
 A FILE is a name in `configs/sweeps` or the path of a TOML file, which `configs/README.md` describes; `[small]` in it is what
-`--small` runs. On the command line the rows are methods, for {method} in the config, and the columns are the product of the
-values of all `--set`. Further arguments, such as --config.data.data_dir=DIR, go to every run.
+`--small` runs. Without a FILE there is one row for each of `--methods`, which takes the place of {method} in the config, and
+one column for each combination of the values given by `--set`. Further arguments, such as --config.data.data_dir=DIR, go to
+every run.
 Exit status: 0 done; 2 wrong arguments; 1 a run failed or diverged, which is named; 130 on Ctrl-C or SIGTERM.
 """
 
@@ -128,13 +129,14 @@ def _accuracies(done: Sequence[Done], seeds: int) -> str:
 
 def _parser() -> arguments.Parser:
     parser = arguments.Parser("sweep", __doc__)
-    whole, several = arguments.whole, "values of a key; several --set: all products"
+    whole, several = arguments.whole, "a key and its values; with several --set, all combinations of their values are run"
     known = ", ".join(config_file.sweep_names())
     parser.add_argument("file", nargs="?", default="", metavar="FILE", help=f"one of {known}, or a TOML file")
     parser.add_argument("--config", default="", help="a config, with {method} in its argument")
     parser.add_argument("--methods", default="", help="names for {method}, separated by commas")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=V,V", help=several)
-    parser.add_argument("--seeds", metavar="N", type=whole(1), help="seeds from 0 on (the file's number, or 1)")
+    seeds = "number of seeds, which are 0 to N - 1 unless the config sets `seed` (default: the file's number, or 1)"
+    parser.add_argument("--seeds", metavar="N", type=whole(1), help=seeds)
     for axis in ("rows", "columns"):
         parser.add_argument(f"--{axis}", nargs="+", help=f"the {axis} to run (all)")
     parser.add_argument("--small", action="store_true", help="the file's small version")

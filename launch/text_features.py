@@ -72,9 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, help="the .npz file to write")
     encoder = "a model of the Hugging Face hub, or a folder that holds one (%(default)s)"
     parser.add_argument("--encoder", default="bert-base-uncased", type=path, help=encoder)
-    parser.add_argument(
-        "--pooling", default="cls", choices=text_encoder.POOLING, help="of the last layer's tokens (%(default)s)"
-    )
+    pooling = "how the last layer's token outputs become one vector: the first token's (cls), or the mean; default: %(default)s"
+    parser.add_argument("--pooling", default="cls", choices=text_encoder.POOLING, help=pooling)
     parser.add_argument("--max_length", type=positive, default=128, help="tokens of a text that are read (%(default)s)")
     parser.add_argument("--batch_size", type=positive, default=64, help="texts at a time (%(default)s)")
     parser.add_argument("--per_class", type=positive, default=0, help="first rows of each class to read; default: all")

@@ -176,8 +176,9 @@ def _fill(fill: Fill, channels: int) -> Float[np.ndarray, " ch"]:
 
 
 class Views(NamedTuple):
-    """The functions that make a batch's inputs of a network: normalized alone (plain), or first augmented weakly, strongly, or
-    as labeled examples are for training.
+    """The functions that turn a batch into a network's inputs.
+
+    `plain` only normalizes; the others first augment: weakly, strongly, or as labeled examples are augmented for training.
     """
 
     plain: Callable[[Batch], View]

@@ -145,7 +145,8 @@ def stream(key: Key, mask: Bool[Array, " n"], batch_size: int, steps: int) -> Ba
     """Full batches [S, B] from a large pool that go through one shuffled epoch after the other.
 
     A batch may span two epochs, and then it may have an example twice. Shuffling takes memory for S B + n integers, where
-    `shuffled` takes n for each step. If fewer than n examples are in `mask`, orders may repeat; if none is, batches are masked.
+    `shuffled` takes n for each step. If fewer than n examples are in `mask`, a later epoch may reuse the order of an earlier
+    one; if none is, all entries are masked.
     """
     (n,) = mask.shape
     rows = -(-steps * batch_size // n)

@@ -37,7 +37,8 @@ class DataSettings(Model):
     )
     download: bool = Field(
         default=True,
-        description="Whether a dataset that is in no folder is downloaded from its authors, once. If false, it is an error.",
+        description="Whether a dataset that is in no folder is downloaded from its authors, once. If false, such a dataset is "
+        "an error.",
     )
     path: str = Field(
         default="",
@@ -66,8 +67,9 @@ class DataSettings(Model):
     )
     labeled_fraction: Numbers = Field(
         default=(),
-        description="Share of labeled examples, from 0 to 1, among all examples or among those of each client: one number, or "
-        "one for each client. If it is empty, `num_labels` says how many there are.",
+        description="Share of labeled examples, from 0 to 1. With `labels_at=clients` and one partition for all examples it is "
+        "the share of each client's own examples: one number, or one for each client. Otherwise it is one number, the share of "
+        "all examples. If it is empty, `num_labels` says how many there are.",
     )
     label_selection: Literal["balanced", "random", "stratified"] = Field(
         default="balanced",

@@ -48,7 +48,11 @@ def read_csv(path: str) -> Texts:
 
 
 def first_of_each_class(rows: Texts, per_class: int) -> tuple[Texts, Texts]:
-    """The first `per_class` rows of each class (0: all) and all rows without a class, in the file's order; the other rows."""
+    """Two parts of the rows, both in the file's order.
+
+    The first one has the first `per_class` rows of each class (0: all) and all rows without a class, the second one the other
+    rows.
+    """
     first, others, seen = Texts([], []), Texts([], []), collections.Counter[str]()
     for label, text in zip(*rows, strict=True):
         seen[label] += 1

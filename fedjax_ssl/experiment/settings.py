@@ -72,13 +72,13 @@ class ExecutionSettings(Model):
     )
     devices: Annotated[int, Field(ge=0, le=100_000)] = Field(
         default=0,
-        description="Number of devices that share the work; `launch.run` makes a device of each CPU core. 0 takes the fewest "
-        "devices that are as fast as all of them.",
+        description="Number of devices that share the work; `launch.run` makes a device of each CPU core. 0 takes the smallest "
+        "number of devices with which a round takes no longer than with all of them.",
     )
     batch_size: Size = Field(
         default=0,
-        description="Number of examples in each forward pass without training, as in evaluation. 0 takes 250, or 25 for "
-        "networks with convolutions on a CPU.",
+        description="Number of examples in each forward pass without training, as in evaluation. 0 takes 250, or, on a CPU, 25 "
+        "for networks with convolutions unless `model.norm` is `batch`.",
     )
     rounds_per_dispatch: Annotated[int, Field(ge=1, le=10_000)] = Field(
         default=1,

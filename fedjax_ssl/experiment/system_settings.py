@@ -35,7 +35,7 @@ class SystemSettings(Model):
     spread_s: Annotated[Weight, ReadWhere(trace=("diurnal",))] = Field(
         default=10_800.0,
         description="Standard deviation in seconds, over clients, of the time at which a client's window begins, with the "
-        "trace `diurnal`. The mean is at 20 of 24 hours.",
+        "trace `diurnal`. On average a window begins at 20/24 of `period_s`, which is 8 p.m. for a period of a day.",
     )
     dropout: Fraction = Field(
         default=0.0,

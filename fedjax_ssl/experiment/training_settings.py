@@ -87,8 +87,9 @@ class ServerOptimizerSettings(Model):
     )
     eps: Annotated[Rate, ReadWhere(name=("adam", "yogi", "adagrad"))] = Field(
         default=1e-3,
-        description="Number tau that is added to the root of the squared updates before a step is divided by it. The larger it "
-        "is, the less the steps adapt to each parameter; Reddi et al. use 0.001.",
+        description="Number tau that keeps the divisor of a step away from 0. With v the squared updates, averaged or for "
+        "Adagrad summed, Adam and Yogi divide by sqrt(v) + tau, and Adagrad divides by sqrt(v + tau^2). The larger tau is, the "
+        "less the steps adapt to each parameter; Reddi et al. use 0.001.",
     )
 
 
@@ -151,8 +152,9 @@ class StaticNormSettings(Model):
     data: Literal["cohort", "all", "labeled"] = Field(
         default="cohort",
         description="The data whose statistics batch normalization evaluates with. Each choice includes the server's labeled "
-        "data: `labeled` adds nothing to them, `cohort` adds the data of the next round's clients, and `all` adds the data of "
-        "all clients.",
+        "data: `labeled` adds nothing to them, `cohort` adds the data of the next round's clients, and `all` adds all "
+        "unlabeled data, also examples that no client has. With labels at the clients only `cohort` is accepted, and the data "
+        "are those of the next round's clients alone.",
     )
     weighting: Literal["examples", "batches"] = Field(
         default="examples",

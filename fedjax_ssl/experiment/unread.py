@@ -1,4 +1,7 @@
-"""Settings that a run does not read: each field says where it is read (`options.ReadWhere`), and this checks what holds."""
+"""Settings that a run does not read.
+
+Each field states the conditions under which it is read (`options.ReadWhere`); this module checks which of them hold for a run.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,7 +25,9 @@ SAID: dict[str, str] = {
     "run.has_unlabeled_data": "a method that reads unlabeled data",
     "run.has_batch_norm": "a network with batch norm",
     "run.prepares": "a method whose server trains before round 1",
-    "run.has_one_partition": "a method that reads the clients' data, and one partition at least for labeled and unlabeled data",
+    "run.has_one_partition": (
+        "a method that reads the clients' data, unless data.labeled_partition and data.unlabeled_partition both replace it"
+    ),
     "run.reads_files": "data that are read from files",
     **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
     **{

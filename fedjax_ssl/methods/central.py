@@ -1,9 +1,9 @@
 """FixMatch and FreeMatch on pooled data: centralized baselines of federated training ((FL)^2, Figure 1).
 
 A round is a number of steps of the server, each on a batch of labeled and a batch of unlabeled examples of the pool, which
-batch norm sees together. `server.fine_tune` is the training; its learning rate is evaluated at every step. As in the authors'
-code (USB, TorchSSL), evaluation uses the moving average of the parameters, with the batch-norm statistics of the trained
-network.
+batch norm sees together. The settings of these steps are those of `server.training`; the learning rate is computed anew for
+every step. As in the authors' code (USB, TorchSSL), evaluation uses the moving average of the parameters, with the batch-norm
+statistics of the trained network.
 """
 
 from collections.abc import Callable, Sequence

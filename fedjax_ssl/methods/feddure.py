@@ -43,7 +43,9 @@ class FedDureOptions(Options):
         "one with a threshold in place of the fine-grained one (`no_f`).",
     )
     detach_freg_input: Annotated[bool, ReadWhere(regulators=("both", "no_c"))] = Field(
-        default=False, description="Whether no gradient reaches phi through the input of F-reg."
+        default=False,
+        description="If true, the input of the fine-grained regulator (F-reg) is detached, so that no gradient flows through "
+        "it to the coarse-grained regulator (phi).",
     )
     confidence: Annotated[Fraction, ReadWhere(regulators=("no_f",))] = Field(
         default=0.6, description="Confidence threshold that replaces F-reg where regulators=no_f."
@@ -51,10 +53,13 @@ class FedDureOptions(Options):
     eta_s: Rate = Field(default=5e-4, description="Learning rate of C-reg (phi), also in F-reg's look-ahead.")
     eta_w: Annotated[Rate, ReadWhere(regulators=("both", "no_c"))] = Field(default=5e-4, description="Learning rate of F-reg.")
     unlabeled_batch_size: Size = Field(
-        default=0, description="Unlabeled examples of a step; 0: a number for each client by the rule of the released code."
+        default=0,
+        description="Number of unlabeled examples in a step. 0 takes for each client a number with which it has about as many "
+        "unlabeled as labeled batches, by the released code's rule (`client_batch_size`).",
     )
     largest_batch_size: Annotated[Size, ReadWhere(unlabeled_batch_size=UNSET)] = Field(
-        default=0, description="Largest unlabeled batch that this rule may give; 0: no limit."
+        default=0,
+        description="Largest unlabeled batch size that a client may have where `unlabeled_batch_size` is 0. 0 sets no limit.",
     )
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:

@@ -76,7 +76,11 @@ class FedLabelOptions(Options):
     unlabeled_steps: Annotated[Steps, Field(ge=1)] = Field(
         default=10, description="Number of steps of the network w_U on unlabeled batches (tau')."
     )
-    unlabeled_rate: Rate = Field(default=1.0, description="Learning rate of w_U, as a multiple of that of w_L.")
+    unlabeled_rate: Rate = Field(
+        default=1.0,
+        description="Learning rate of the network w_U, which trains on unlabeled batches, as a multiple of that of w_L, which "
+        "trains on labeled ones.",
+    )
     proximity: Weight = Field(
         default=0.0,
         description="Weight of the loss term that holds w_U near the global model: the mean squared difference of a tensor, "
@@ -88,13 +92,13 @@ class FedLabelOptions(Options):
     )
     counts: Literal["draws", "distinct", "passing"] = Field(
         default="draws",
-        description="What r counts: the `draws` of used examples, the `distinct` examples among them, or, with `passing`, only "
-        "the draws of accepted unlabeled examples (`released`).",
+        description="What is counted for r, a client's aggregation weight: each draw of a used example (`draws`), the "
+        "`distinct` examples among them, or, with `passing`, only the draws of accepted unlabeled examples (`released`).",
     )
     aggregation: Literal["sum", "halves"] = Field(
         default="sum",
         description="How the changes of w_L and w_U are combined: as their `sum`, or, with `halves`, as half the mean change "
-        "of w_L plus half the r-weighted mean change of w_U (`released`).",
+        "of w_L plus half the mean change of w_U weighted by r (`released`). For r see `counts`.",
     )
 
     @property

@@ -61,7 +61,9 @@ class FedMatchOptions(LabeledRepeats):
     lambda_l1: Weight = Field(default=1e-5, description="Weight of the L1 norm of psi, which makes psi sparse.")
     lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2, which keeps psi close to sigma.")
     l1_thres: Weight = Field(
-        default=1e-5, description="Entries of psi whose size is at most this count as 0 when the model is evaluated."
+        default=1e-5,
+        description="Entries of psi whose size is at most this count as 0, in evaluation and in deciding which entries a "
+        "client uploads.",
     )
     delta_thres: Weight = Field(default=1e-5, description="Entries that a training changes by at most this are not uploaded.")
 
@@ -189,9 +191,10 @@ def client_update(
 
 
 def bytes_down(shared: Broadcast, helpers: Helpers, old: FedMatchClientState) -> Sum:
-    """Bytes that a client receives: sigma, statistics, what is new in psi since its last upload, and where helpers differ.
+    """The bytes that a client receives; those of its helpers may be more than an int32 holds.
 
-    The bytes of helpers may be more than an int32 holds.
+    A client receives sigma, the statistics, the entries of psi that differ from its last upload, or all of psi if there is
+    none, and, in rounds with helpers, the entries in which its helpers differ from the global psi.
     """
     (sigma, psi), stats = shared.weights
     size = num_bytes(psi) // 4

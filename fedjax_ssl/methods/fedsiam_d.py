@@ -24,7 +24,7 @@ class FedSiamDOptions(FedSiamMTOptions):
     curve: Literal["linear", "rectangle"] = Field(
         default="linear",
         description="How the uploaded share tau of the online network changes over rounds: it falls to 0 (`linear`, Eq. 11), "
-        "or it is constant between two rounds and 0 elsewhere (`rectangle`, Eq. 12).",
+        "or it is constant between the rounds `pi_rounds` and `end_round` and 0 elsewhere (`rectangle`, Eq. 12).",
     )
     saved: Fraction = Field(
         default=0.5, description="Share of the online network's layers that are not uploaded, over a whole run (mu)."

@@ -17,7 +17,7 @@ _Dropout = Annotated[Literal["paper", "released"], Field(description="Dropout as
 
 
 class CNN(Network):
-    """Three times 3x3 convolution, batch norm, ReLU, with 1, 2, 4 times `width` channels and strides 1, 2, 2.
+    """Three blocks of 3x3 convolution, batch norm and ReLU, with 1, 2 and 4 times `width` channels and strides 1, 2, 2.
 
     Ends in a global average pool and a linear layer, so that it takes images of any size.
     """

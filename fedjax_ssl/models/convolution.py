@@ -22,6 +22,7 @@ Convolved = Float[Array, "B _ _ F"]
 Kernel = Float[Array, "kh kw ch F"]
 
 _CHUNK_POSITIONS = 1024  # of a 32x32 image: its patches, [1024, 9 ch] float32, then fit a core's cache
+_FEW_POSITIONS, _MANY_CHANNELS = 16, 512  # of 4x4 images, and as in the last stage of ResNets: products alone are the fastest
 
 
 def xla_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
@@ -303,14 +304,17 @@ def cpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolv
         out = A^T [(G g) * (B^T d)],
 
     6 products in place of 12, each a convolution of the columns alone by `_hybrid`. Rounding grows to about 1e-6 of the norm,
-    from 4e-7. Other kernels and strides, few channels and bfloat16 are left to `_banded`.
+    from 4e-7. Images of 4x4 and many input channels are left to `_im2col`, as XLA's convolutions are slow there since jax 0.11;
+    other kernels and strides, few channels and bfloat16 are left to `_banded`.
     """
-    batch, _, _, channels = images.shape
-    width = images.shape[2] + 2 * padding - 2
+    batch, height, width, channels = images.shape
+    height, width = height + 2 * padding - kernel.shape[0] + 1, width + 2 * padding - 2
     tiles = -(-width // 4)
     fits = stride == 1 and kernel.shape[1] == 3 and 2 * tiles < width and images.dtype == jnp.float32
     if not fits or channels + kernel.shape[3] < 96:  # with 32 and 32, as in WRN-28-2, it gains nothing
         return _banded(images, kernel, stride, padding)
+    if height * width <= _FEW_POSITIONS or channels >= _MANY_CHANNELS:
+        return _im2col(images, kernel, stride, padding)
     right = 4 * (tiles + 1) - images.shape[2] - padding
     images = jnp.pad(images, ((0, 0), (padding, padding), (padding, right), (0, 0)))
     # Slices of whole columns copy whole channels; strided ones would copy number by number.
@@ -321,7 +325,7 @@ def cpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolv
         _hybrid(_combined(b, columns), _combined(g, of_kernel), 1, 0) for b, g in zip(_OF_IMAGES, _OF_KERNEL, strict=True)
     ]
     out = jnp.concatenate([_combined(a, products) for a in _OF_PRODUCTS], axis=-1)
-    return out.reshape(batch, -1, 4 * tiles, kernel.shape[-1])[:, :, :width]
+    return out.reshape(batch, height, 4 * tiles, kernel.shape[-1])[:, :, :width]
 
 
 def _combined(coefficients: np.ndarray, arrays: Sequence[Array]) -> Array:

@@ -78,7 +78,7 @@ class ModelFns(NamedTuple):
     `features` gives the inputs of the classifier, whose parameters may be missing. The classifier is the last linear layer, or
     in `mnist_cnn`, `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that
     FedTriNet shares, with their batch norm: the first two convolutions, or in residual networks the stem and the first stage,
-    or in `mlp` the hidden layer. A network of one's own that has no `features` and `backbone` is all classifier.
+    or in `mlp` the hidden layer. A module of your own that does not take `features_only` counts as a classifier as a whole.
     """
 
     init: Callable[[Key, tuple[int, ...]], tuple[PyTree, PyTree]]  # (key, image_shape) -> (params, stats)
@@ -97,8 +97,9 @@ def pure(
 ) -> ModelFns:
     """The pure functions of a module, which is called with (x, train), and with `mask` and `features_only` if it takes them.
 
-    Flax's own layers are made aware of padded examples and of `conv` (see `flax_layers.aware_of`). A Network, and a module that
-    takes `mask` to look after padded examples itself, computes in the dtype of x; any other module gets parameters of `dtype`.
+    Flax's own layers are made aware of padded examples and of `conv` (see `flax_layers.aware_of`). Inputs are cast to `dtype`.
+    The parameters are cast as well, except those of a Network or of a module that takes `mask` to look after padded examples
+    itself: these get float32 parameters and choose their arithmetic themselves.
 
     With `num_classes` the shape of the outputs is checked at initialization. `first_blocks` (see ModelFns) are those that the
     module's method of that name gives, if it has one.

@@ -60,7 +60,10 @@ def normalize(
 
 
 def running(stats: PyTree, batch_stats: PyTree, momentum: Number = 0.1) -> PyTree:
-    """PyTorch's running averages after one more batch, (1 - momentum) stats + momentum batch_stats; Flax's is 1 - momentum."""
+    """PyTorch's running averages after one more batch, (1 - momentum) stats + momentum batch_stats.
+
+    What Flax calls momentum is 1 minus this one.
+    """
     return jax.tree.map(lambda old, new: (1.0 - momentum) * old + momentum * new, stats, batch_stats)
 
 

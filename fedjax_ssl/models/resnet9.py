@@ -21,14 +21,15 @@ _PAPER_INITIALIZATION = {"feddure": "torch", "fedmatch": "flax", "semifl": "kaim
 class ResNet9(Network):
     """ResNet-9 in the variants of three papers.
 
-    `feddure` (6,575,370 parameters for 3 channels and 10 classes): 3x3 convolutions with bias, batch norm, ReLU:
+    `feddure` (6,575,370 parameters for 3 channels and 10 classes) is the network below. Each number is a layer with so many
+    channels: 3x3 convolution with bias, batch norm, ReLU. `pool` is a 2x2 max pool, and x + (128, 128)(x) is the sum of x and
+    the output of two such layers, without a ReLU after it.
 
         64; 128, pool; x + (128, 128)(x); 256, pool; 512, pool; x + (512, 512)(x); 4x4 max pool; linear
 
-    with 2x2 max pools after the ReLU and no ReLU after the sums. `fedmatch` (6,568,640): the same without batch norm and
-    without any bias, the linear layer's included. `semifl` (4,901,450): a stem of 64, then one pre-activation block each of 64,
-    128, 256 and 512 channels at strides 1, 2, 2, 2 as in WideResNet, batch norm, ReLU, global average pool, linear.
-    Initialization `paper` is that of the variant's own code.
+    `fedmatch` (6,568,640): the same without batch norm and without any bias, the linear layer's included. `semifl` (4,901,450):
+    a stem of 64, then one pre-activation block each of 64, 128, 256 and 512 channels at strides 1, 2, 2, 2 as in WideResNet,
+    batch norm, ReLU, global average pool, linear. Initialization `paper` is that of the variant's own code.
     """
 
     variant: Annotated[Literal["feddure", "fedmatch", "semifl"], Field(description="Paper whose network it is.")] = "feddure"

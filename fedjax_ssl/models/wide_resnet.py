@@ -44,7 +44,7 @@ class WideResNet(Network):
     (FL)^2's is 28. The width is 2 for CIFAR-10 and SVHN (1,467,610 parameters), 8 for CIFAR-100 (23,401,012).
 
     `fl2` ((FL)^2, SemiFL): ReLU, and every 1x1 shortcut sees the activated input. `fixmatch` (also FreeMatch): leaky ReLU of
-    slope .1, and only the first stage's shortcut does. The parameters are the same.
+    slope .1. Only the first stage's shortcut sees the activated input; the others see the raw one. The parameters are the same.
     """
 
     depth: Annotated[int, Field(ge=10, le=100, description="Layers, 6 n + 4 for n blocks in each of three stages.")] = 28

@@ -225,7 +225,8 @@ def failed_since(runs: Sequence[Result], results: Sequence[Result]) -> list[Resu
 def added(runs: Sequence[Result], source: Mapping[str, Any], results: Sequence[Result]) -> list[Result]:
     """`runs`, each a source with its `results`, and one more, whose results replace those of the same `case`.
 
-    Without those of `failed_since`. ValueError where a case is there with other settings, or of other data.
+    The new results that `failed_since` returns are left out. ValueError where a case is there with other settings, or of other
+    data.
     """
     known, worse = [one for run in runs for one in run["results"]], failed_since(runs, results)
     for one in results:

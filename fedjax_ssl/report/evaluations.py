@@ -78,7 +78,10 @@ def _write(out: pathlib.Path, predicted: evaluation.Predictions, given: Examples
 
 
 def beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) -> dict[str, list[Report]]:
-    """The reports of runs of one kind, see `kind`, in one folder, by that folder, or by their own folders' names."""
+    """Groups of two or more reports whose runs lie in one folder and are of one `kind`.
+
+    A group's name is that folder, or, if the folder holds several kinds, its runs' folders.
+    """
     together: dict[tuple[str, str], list[str]] = {}
     for folder, kind in kinds.items():
         together.setdefault(kind, []).append(folder)
@@ -88,7 +91,7 @@ def beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) 
 
 
 def kind(experiment: Experiment) -> str:
-    """What a run is but its seed: its settings, and its dataset, wherever that lies."""
+    """What identifies a run apart from its seed: its settings, and the digest of its dataset, wherever that is stored."""
     config = identity(flattened(experiment.settings.model_copy(update={"seed": 0}).to_dict()))
     return repr((config, dataset_digest(experiment.dataset, experiment.stored_shape)))
 

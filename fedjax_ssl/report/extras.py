@@ -30,9 +30,10 @@ class EvaluationFile(Model, extra="ignore"):
 
 
 class Evaluation(NamedTuple):
-    """A model's results as fractions; a part that is missing is empty (`ece`: NaN), NaN a class or client without examples.
+    """A model's results as fractions.
 
-    Rows of `confusion` are true classes; `classes` are the names of all, if they have some.
+    A part that is missing is empty, or NaN for `ece`; the accuracy of a class or client without examples is NaN. Rows of
+    `confusion` are true classes; `classes` are the names of all, if they have some.
     """
 
     per_class: Float[np.ndarray, " C"]

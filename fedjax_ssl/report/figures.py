@@ -147,7 +147,7 @@ def heat(
     """A heat map, NaN in gray; `labels` are those of rows, columns and values; `numbers` writes them into the cells.
 
     `columns` are numbers of the columns where these are not 0, 1, ...: the columns are drawn in equal width. `heads` are the
-    rows' names, as a table has them, too: one that the font lacks is a number here.
+    rows' names; a name that the font cannot show is replaced by the row's number, and the caption refers to the table for it.
     """
     rows, width = values.shape
     with rc_context({**STYLE, "axes.grid": False}):

@@ -20,7 +20,11 @@ NOT_COMPARED_GROUPS = ("execution.", "diagnostics.")
 
 
 class Shown(NamedTuple):
-    """A group's name; which figures show it, those of all groups where it is empty; and its name there, in legends."""
+    """A group's name and its place in figures.
+
+    `label` is its name, `figure` says which figures show it (empty: those of all groups), and `curve` is its name in their
+    legends.
+    """
 
     label: str
     figure: str
@@ -79,7 +83,7 @@ def full_key(name: str, runs: Sequence[Run]) -> str:
 
 
 def differing(runs: Iterable[Run]) -> set[str]:
-    """The keys in which the configs of those runs differ that read them."""
+    """The keys whose values differ between the runs that read them."""
     configs = list(map(_with_files_anywhere, runs))
     keys = {key for config in configs for key in config}
     return {key for key in keys if len({repr(config[key]) for config in configs if key in config}) > 1}

@@ -102,7 +102,10 @@ def of_runs(grouped: Grouped, unreadable: Sequence[str]) -> Table:
 
 
 def differences(grouped: Grouped) -> Table | None:
-    """The keys whose values differ, with each group's values; None: there is none. Of `method` those that one method varies."""
+    """The keys whose values differ, with each group's values; None: there is none.
+
+    Keys of `method.*`, apart from the name, are listed only if they differ between runs of the same method.
+    """
     runs = [run for group in grouped.groups for run in group.runs]
     keys = {key for key in differing(runs) if key == METHOD or not key.startswith("method.")} | differing_within_methods(runs)
     rows = []

@@ -24,7 +24,7 @@ PSEUDO_LABELS = {
     "diagnostics/label_ratio": ("Label ratio, %", 100), "diagnostics/correct_ratio": ("Correct ratio, %", 100),
     "diagnostics/wrong_ratio": ("Wrong ratio, %", 100), "diagnostics/correct_wrong_ratio": ("Correct / wrong", 1),
 }  # fmt: skip
-"""With the test accuracy the parts of (FL)^2's Figure 3."""
+"""These metrics and the test accuracy are the panels of (FL)^2's Figure 3."""
 TRAINING = {
     "eval/accuracy_online": ("Accuracy of the online network, %", 100), "eval/loss": ("Test loss", 1),
     "client/loss": ("Loss at the clients", 1), "client/mask_rate": ("Accepted pseudo-labels, %", 100),

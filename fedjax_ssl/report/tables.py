@@ -36,7 +36,10 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> Spread:
-    """The spread of values, NaN: none; without `digits` with three significant ones, and none behind the point from 100 on."""
+    """The mean and standard deviation of values; NaN marks a missing one.
+
+    Without `digits` the mean has three significant digits, and no decimals from 100 on.
+    """
     there = np.array([value for value in values if not math.isnan(value)])
     mean, sd = statistics.mean_sd(there) if len(there) else (math.nan, math.nan)
     if digits is None:

@@ -1,7 +1,7 @@
 """Whether a run's method and network, where they are the user's own, are still those that it began with.
 
 `run.json` has digests of the files that registered them, in the order in which the run had them, and of the program that they
-make, which tells of what those files import. A run's folder has copies of the files.
+compute, which also shows changes in the files that they import. A run's folder has copies of the files.
 """
 
 import hashlib
@@ -48,7 +48,10 @@ def digests(settings: Settings) -> dict[str, str]:
 
 
 def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> dict[str, list[str]]:
-    """All digests that a run has had, whose `run.json` was `noted`, with those of now last; their files are copied."""
+    """The digests in `noted`, the content of a run's `run.json`, and after them the current ones, unless they are the newest.
+
+    The files of digests that are new are copied to the run's folder.
+    """
     history = {group: list(before) for group, before in noted.get(REGISTERED, {}).items()}
     for group, one in origins(settings).items():
         own = history.setdefault(group, [])
@@ -64,7 +67,7 @@ def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> 
 
 
 def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:
-    """What of the code is not that of the run with a `run.json`, which may be there, in words; empty: nothing.
+    """How the code differs from what the `run.json` at `path` notes, in words; empty if it does not, or there is no such file.
 
     `program` has today's digests, as the function `program` returns them; None leaves the program out of the comparison. What
     an older version did not note counts as unchanged.
@@ -91,13 +94,16 @@ def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] |
 
 
 def warn(said: Mapping[pathlib.Path, str], consequence: str) -> None:
-    """Logs the `lines`; a handler may drop those whose `once` it had before."""
+    """Logs the `lines`. Each record has its text as `once`, so that a handler can drop a text that it has shown."""
     for text, line in lines(said, consequence).items():
         _log.warning(line, extra={"once": text})
 
 
 def lines(said: Mapping[pathlib.Path, str], consequence: str) -> dict[str, str]:
-    """A line for each text of what has changed for runs' folders, however many it holds for; none for empty texts."""
+    """One line for each different text, which names the first folder that it holds for and counts the others.
+
+    Empty texts have none.
+    """
     found = {}
     for text in dict.fromkeys(filter(None, said.values())):
         folders = [folder for folder, own in said.items() if own == text]

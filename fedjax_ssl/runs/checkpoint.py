@@ -68,7 +68,8 @@ class Checkpoints(AbstractContextManager):
 
         `log` is a digest of the run's log at that round.
 
-        Raises ValueError for a newer one or a leaf that is no array or number, and what made the last save fail: OSError.
+        Raises ValueError if a newer checkpoint exists or a leaf is no array or number, and the OSError with which the previous
+        save failed.
         """
         self.wait()
         newest = max(self.rounds(), default=-1)

@@ -97,8 +97,8 @@ def _check_rounds(workdir: pathlib.Path, there: int, experiment: Experiment) -> 
 def dependence(experiment: Experiment, before: int) -> str:
     """What in an experiment depends on the number of rounds, of which there were `before`, in words; empty: nothing does.
 
-    Schedules that end with the last round, phases that are shares of them, and a method that says so (`Requires.rounds`); no
-    other method gets their number.
+    It may be a learning-rate schedule, a phase that is a share of the rounds, or a method that reads their number
+    (`Requires.rounds`); no other method gets it.
     """
     settings = experiment.settings
     found = [

@@ -69,7 +69,7 @@ def connected(place: Mapping[str, Any] | None) -> Any:
 def run(work: Callable[[], int], client: Any, stop: Stop, started: Mapping[str, Any]) -> int:
     """The exit status of `work` in process 0, in all processes: they end together, or the first one that fails ends all.
 
-    With status 2, before a device is used, where they were not `started` with the same arguments and software.
+    If the processes were not `started` with the same arguments and software, all end with status 2 before a device is used.
     """
     watch = threading.Thread(target=_watch, args=(client, stop), daemon=True)
     watch.start()

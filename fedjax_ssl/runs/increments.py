@@ -1,9 +1,9 @@
 """The client states of a checkpoint that are on disk: their rows that have changed, in files that checkpoints share.
 
 A file has records, each a client's id and the bytes of its row over all leaves. Of two records of a client the one in the later
-file counts. A checkpoint has links to the files of the one before and a file of what has changed since. As long as the last
-files together are not smaller than half of the one before them, they become one: there are few files, and twice as many bytes
-as rows at most.
+file counts. A checkpoint has links to the files of the one before and a file of what has changed since. A new file absorbs the
+file before it as long as that one has at most twice as many records. So there are few files, and at most twice as many records
+as clients.
 """
 
 import hashlib
@@ -35,7 +35,11 @@ def taken(leaves: Sequence[OnDisk]) -> np.ndarray:
 
 
 def write(folder: pathlib.Path, name: str, before: tuple[pathlib.Path, Sequence[Entry]], records: np.ndarray) -> list[Entry]:
-    """Makes a folder of the files of the checkpoint `before`, its folder and their entries, and of a new one; its entries."""
+    """Makes a checkpoint's folder; returns the entries of its files.
+
+    It has links to files of the checkpoint `before`, which is given by its folder and entries, and a new file `name` with
+    `records`.
+    """
     folder.mkdir()
     source, entries = before[0], list(before[1])
     parts: list[np.ndarray] = [records] if len(records) else []

@@ -30,8 +30,8 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
 
     Data that have moved since are found by `data_dir` or `path`, which take the place of the config's; data that were in memory
     are given as `dataset`. A method or a network that is not the package's has to be registered before. Where this machine
-    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding. Where files of uneven
-    clients are gone or others than the run's, its rounds are refused, and all else is there.
+    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding. If the files that
+    describe uneven clients are missing or differ from the run's, the experiment refuses to run rounds; all else works.
 
     Raises ValueError or FileNotFoundError, with one line, where there is no run, the folder holds several runs, a file of it
     is damaged, or the data are others.

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from fedjax_ssl.files import sync
 
 ASIDE, OLD = "overwritten", ".old"
-"""How the name of the folder begins to which an earlier run's files go, and in which a kill leaves them; and how their names
-end there, so that nobody takes them for a run's."""
+"""ASIDE begins the name of the folder to which an earlier run's files are moved before they are deleted, and where they stay if
+the process is killed. OLD ends their names there, so that they are not taken for a run's files."""
 _log = logging.getLogger(__name__)
 
 

@@ -40,13 +40,16 @@ def began(settings: Settings) -> dict[str, Any]:
 
 
 def begins(path: pathlib.Path) -> bytes:
-    """What the log's digest of a run with a `run.json` begins with: its config and data; empty for an older version's run."""
+    """The bytes with which the digest of a run's log begins: the run's config and data from its `run.json`.
+
+    They are empty for a run of an older version, and if there is no `run.json`.
+    """
     noted = read_json(path) if path.exists() else {}
     return json.dumps([noted["began"], noted["data"]], sort_keys=True).encode() if "began" in noted else b""
 
 
 def check_began(path: pathlib.Path, settings: Settings) -> None:
-    """Raises ValueError where a `run.json`, which may be there, is of a run of another config."""
+    """Raises ValueError if there is a `run.json` and it belongs to a run with another config."""
     there, here = read_json(path).get("began", {}) if path.exists() else {}, began(settings)
     if differing := [key for key in there if key in here and there[key] != here[key]]:  # a version may have other keys
         shown = ", ".join(f"{key} is {there[key]!r} there and {here[key]!r} in config.json" for key in differing)
@@ -72,7 +75,7 @@ def layout(path: pathlib.Path) -> Layout | None:
 
 
 def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
-    """Raises ValueError where a run, of which a `run.json` may be there, began with other data."""
+    """Raises ValueError if a run that has a `run.json` began with other data."""
     if not any(path.exists() for path in paths):
         return
     for path, data in zip(paths, data_digests(experiment), strict=True):
@@ -81,7 +84,10 @@ def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
 
 
 def check_widths(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
-    """Raises ValueError where a run's tables, on which its draws depend, were padded to another width beside other runs."""
+    """Raises ValueError if a run's index tables had another width when it began, because other runs were computed with it.
+
+    Its random draws depend on that width.
+    """
     here = widths(experiment)
     for path in filter(pathlib.Path.exists, paths):
         if read_json(path).get("widths", here) != here:
@@ -90,9 +96,9 @@ def check_widths(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
 
 
 def warn_of_changes(paths: Sequence[pathlib.Path], layout: Layout) -> None:
-    """Warns, once, where runs, of which a `run.json` may be there, began on another machine or in another layout.
+    """Warns if runs that have a `run.json` began on another machine or in another layout, once for each such difference.
 
-    ValueError where they would go on with other random draws.
+    ValueError if they would go on with other random draws.
     """
     here, differing = machine() | layout._asdict(), dict[str, pathlib.Path]()
     del here["fedjax_ssl"]  # `changes.changed` says it

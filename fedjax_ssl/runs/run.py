@@ -44,9 +44,9 @@ def is_finished(folder: pathlib.Path, rounds: int) -> bool:
 
 
 def noted(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> tuple[Layout | None, dict[str, int]]:
-    """The layout and the tables' widths of a workdir's runs without so many rounds, with which they go on bit for bit.
+    """The layout and the table widths of a workdir's first run that has begun and has not finished `rounds` rounds.
 
-    (None, {}): there is none.
+    With them it goes on bit for bit. (None, {}) if there is no such run.
     """
     for name in names:
         folder = workdir / name
@@ -178,7 +178,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             if states:
                 _save(opened, done, states)
     if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
-        _log.info("stopped after round %d of %d, the same command goes on", done, settings.rounds)
+        changed = " without --stop_after, or with a larger number," if done >= end else ""
+        _log.info("stopped after round %d of %d, the same command%s goes on", done, settings.rounds, changed)
     for own, folder in zip(experiment.runs, opened, strict=True):
         if done >= settings.rounds and not folder.diverged:
             with _refusing():
@@ -303,7 +304,10 @@ def _check_log(folder: _Folder, done: int, settings: Settings) -> None:
 
 
 def check_same_run(log: MetricsLog, round: int, digest: str) -> None:
-    """Raises ValueError where a checkpoint with a log's digest, empty: none, is of another run than the log or the folder."""
+    """Raises ValueError if `digest`, the log's digest in a checkpoint, does not match the log up to `round`.
+
+    An empty digest is not checked.
+    """
     if digest not in ("", log.digest(round)):
         or_both = "or both are of another config or other data than config.json and run.json beside them"
         raise ValueError(f"{log.path} is not the log of the run whose checkpoints lie beside it, {or_both}: {REMEDY}")

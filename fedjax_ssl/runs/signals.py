@@ -43,8 +43,9 @@ class Stop:
         """Within it, the first signal is stored, to stop after the round, and a Ctrl-C after it ends the process at once.
 
         Before `begin`, while data are read, the first one is a KeyboardInterrupt, too: a read may take long, or hang.
-        A thread reads the signals, as Python calls its handlers late: not while XLA computes a round. Signals that something
-        else handles by then, such as a download, are left to it, and SIGHUP is where it is ignored, as `nohup` has it.
+        A thread reads the signals, as Python calls its handlers late: not while XLA computes a round. While something else
+        handles a signal, such as a download, the signal is left to it. SIGHUP stays ignored if it was ignored before, as under
+        `nohup`.
         """
         stop, terminals = cls(), [file for file in (1, 2) if os.isatty(file)]
         raised: list[int] = []

@@ -9,7 +9,10 @@ from typing import Any
 
 
 def open_closed() -> None:
-    """Opens to nowhere what is closed of the standard streams: else the next file that is opened gets its number."""
+    """Opens closed standard streams on os.devnull.
+
+    Otherwise the next file that is opened would get the file descriptor of one of them.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

@@ -92,7 +92,10 @@ class Cell(NamedTuple):
 
 
 class Table(Model):
-    """Experiments in rows and columns; `small` has what `--small` puts in the place of the rest, but adds to `set`."""
+    """Experiments in rows and columns.
+
+    With `--small`, the keys in `small` replace those of the table, except that its `set` is added to the table's `set`.
+    """
 
     about: str = ""
     x: str = ""  # what the numbers in the names of columns, or of rows, are: the axis of a figure
@@ -131,9 +134,10 @@ class Table(Model):
 
 
 def on_axis(cells: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """The line of each cell in a figure, and its place there: the numbers are in its column's name, or all in its row's.
+    """For each cell the name of its line in a figure and its place on the x-axis.
 
-    Empty where neither all columns nor all rows have one. A cell has `row` and `column`.
+    The place is a number that all columns, or else all rows, have in their names. The result is empty if neither have one. A
+    cell has `row` and `column`.
     """
     for axis, other in (("column", "row"), ("row", "column")):
         found = [match for one in cells if (match := NUMBER.fullmatch(one[axis]))]
@@ -211,9 +215,10 @@ class CellFile(Model):
 
 
 class SweepFile(Model):
-    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything. `x` is what its numbers are, or "".
+    """The content of `sweep.json`: what `launch.sweep` writes before it runs anything.
 
-    Where a sweep was begun and went on, `command` has a line for each call, and the texts below have all that differ.
+    `x` names what the numbers in the names of its columns or rows are; it may be empty. If a sweep was resumed, `command` has a
+    line for each different command, and `commit`, `machine` and `versions` list all different values.
     """
 
     name: str

@@ -64,9 +64,9 @@ class Done(NamedTuple):
 class Queue:
     """The cells' runs, `jobs` programs at a time, each on a GPU or on its share of the cores.
 
-    A cell's runs are in `<folder>/<cell>/<seed>`, and in the program's folder while one runs that cells share. `extra` are
-    further words of `launch.run`; `stop_after` is the round after which runs stop, None: their last one. With `overwrite` all
-    of them start anew.
+    A cell's runs are in `<folder>/<cell>/<seed>`. While a program that several cells share is running, they are in that
+    program's folder. `extra` are further words of `launch.run`; `stop_after` is the round after which runs stop, None: their
+    last one. With `overwrite` all of them start anew.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Queue:
                 process.send_signal(signal.SIGTERM)
 
     def changes(self) -> list[str]:
-        """What of the code is not that of the runs that are there, a line for each change; none with `overwrite`."""
+        """How the code differs from what the `run.json` files of the cells' runs note, in lines; none with `overwrite`."""
         found: dict[str, dict[pathlib.Path, str]] = {changes.ENDED: {}, changes.GOES_ON: {}}
         for cell in () if self._overwrite else self.cells:
             consequence = changes.ENDED if self.done(cell).has_ended else changes.GOES_ON

@@ -24,7 +24,8 @@ from tests.jaxprs import products
 SHAPES = [(3, 8, 8, 3, 1, 1), (3, 9, 7, 3, 2, 1), (3, 8, 8, 3, 2, 1), (2, 8, 7, 1, 1, 0), (2, 9, 8, 1, 2, 0)]
 SHAPES += [(2, 7, 9, 5, 1, 2), (2, 6, 16, 5, 1, 0)]  # in the second the banded form's tiles: two of six columns
 SHAPES += [(2, 4, 5, 3, 1, 3), (2, 4, 5, 1, 1, 1)]  # windows that see padding alone
-TILED = [(3, 8, 8, 3, 1, 1), (2, 5, 7, 3, 1, 0), (2, 3, 6, 3, 1, 2), (2, 4, 3, 3, 1, 1)]  # Winograd's tiles, whole or not
+TILED = [(3, 8, 8, 3, 1, 1), (2, 5, 8, 3, 1, 0), (2, 3, 6, 3, 1, 2), (2, 6, 3, 3, 1, 1)]  # Winograd's tiles, whole or not
+TILED += [(2, 4, 4, 3, 1, 1)]  # too small for them
 
 
 def numpy_conv(images, kernel, stride, padding):
@@ -90,7 +91,9 @@ def test_lowering_is_the_convolution_also_with_one_kernel_per_client(lowering, c
     ("image", "size", "stride", "dtype", "convolutions"),
     [
         ((8, 8, 91), 3, 1, "float32", 6),  # Winograd's products
-        ((8, 2, 91), 3, 1, "float32", 1),  # two columns: six products in place of six
+        ((9, 2, 91), 3, 1, "float32", 1),  # two columns: six products in place of six
+        ((4, 4, 91), 3, 1, "float32", 0),  # im2col's products of matrices
+        ((8, 8, 512), 3, 1, "float32", 0),
         ((8, 8, 90), 3, 1, "float32", 1),
         ((8, 8, 91), 5, 1, "float32", 1),
         ((8, 8, 91), 3, 2, "float32", 1),
