@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from benchmarks.programs import RUNS_LONG
 
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
 PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "pytorch": []}  # and PyTorch
+OLDER = ("3.12", "3.11", "3.10")  # Python versions
 OURS = "fedjax_ssl"
 ON = {"cpu": {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "PFL_PYTORCH_DEVICE": "cpu"}, "cuda": {}}
 TOLERANCE = 1e-4
@@ -135,16 +137,30 @@ def install(peer: str, peers: pathlib.Path) -> str:
     folder = peers / peer
     if (folder / "installed").exists():
         return ""
-    print(f"installing {peer} into {folder}", flush=True)
-    venv = ["venv", "--clear", "--without-pip", str(folder)]  # not every Python can give it a pip of its own
-    pip = ["pip", f"--python={folder}/bin/python", "install", "--quiet", "torch", "numpy", *PEERS[peer]]
-    for command in (venv, pip):
-        done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
-        if done.returncode:
-            by_hand = f"with another Python, install {' '.join(pip[4:])} in {folder} by hand, and add an empty file `installed`"
-            return f"not installed: {harness.last_error(done.stderr) or f'exit status {done.returncode}'}; {by_hand}"
-    (folder / "installed").touch()
-    return ""
+    pip = [f"--python={folder}/bin/python", "install", "--quiet", "torch", "numpy", *PEERS[peer]]
+    errors = []
+    for python in interpreters():
+        print(f"installing {peer} into {folder}, with {python}", flush=True)
+        venv = [python, "-m", "venv", "--clear", "--without-pip", str(folder)]  # not every Python can give it a pip of its own
+        for command in (venv, [sys.executable, "-m", "pip", *pip]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                errors.append(harness.last_error(done.stderr) or f"exit status {done.returncode}")
+                break
+        else:
+            (folder / "installed").touch()
+            return ""
+    return (
+        f"not installed: {errors[0]}; by hand: pip install {' '.join(pip[3:])} in {folder}, and add an empty file `installed`"
+    )
+
+
+def interpreters() -> list[str]:
+    """The Python of this process, and older ones of pyenv and on PATH, as not every peer has wheels for the newest."""
+    versions = pathlib.Path(os.environ.get("PYENV_ROOT", pathlib.Path.home() / ".pyenv"), "versions")
+    of_pyenv = [str(path) for older in OLDER for path in sorted(versions.glob(f"{older}.*/bin/python"))]
+    on_path = [path for older in OLDER if (path := shutil.which(f"python{older}"))]
+    return [sys.executable, *of_pyenv, *on_path]
 
 
 def difference(ours: pathlib.Path, theirs: pathlib.Path) -> float:
@@ -170,10 +186,14 @@ def compared(kind: str, own: dict[str, Any], repeats: int, peers: pathlib.Path, 
         folder = scratch / stage / rival.name
         folder.mkdir(parents=True, exist_ok=True)
         if rival.program == OURS:
-            return run_ours(job, folder)
-        if not (folder / "data.npz").exists():
-            os.link(scratch / stage / OURS / "data.npz", folder / "data.npz")
-        return run_peer(rival, job, folder, peers)
+            report = run_ours(job, folder)
+        else:
+            if not (folder / "data.npz").exists():
+                os.link(scratch / stage / OURS / "data.npz", folder / "data.npz")
+            report = run_peer(rival, job, folder, peers)
+        said = report.get("error") or f"{np.median(report['seconds']):.3g} s a round"
+        print(f"  {stage}: {rival.name}: {said}", flush=True)
+        return report
 
     # As many clients in each of pfl's processes: otherwise its second round draws other clients.
     clients = math.lcm(10, *processes) if kind == "cnn" else 2
@@ -231,6 +251,9 @@ def main() -> None:
     arguments = parser.parse_args()
     own = {"threads": harness.cores(), "precision": "float32" if arguments.device == "cpu" else "tensorfloat32"}
     of_all = own | {"device": arguments.device}, arguments.repeats, arguments.peers.absolute()
+    for program in sorted({rival.program for kind in arguments.only for rival in rivals_of(kind, [1])} - {OURS}):
+        if error := install(program, arguments.peers.absolute()):
+            print(f"{program}: {error}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{scratch}/programs"
         found = (one for kind in arguments.only for one in compared(kind, *of_all, pathlib.Path(scratch, kind)))

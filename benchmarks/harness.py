@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -98,15 +98,28 @@ def parser(documentation: str | None) -> argparse.ArgumentParser:
     return made
 
 
+@contextlib.contextmanager
+def ending_all() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP end the command as Ctrl-C does: what it started ends with it."""
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(one, lambda number, _: sys.exit(128 + number)) for one in ends]
+    try:
+        yield
+    finally:
+        for one, handler in zip(ends, before, strict=True):
+            signal.signal(one, handler)
+
+
 def collect(path: pathlib.Path | None, found: Iterable[Result], rows: Callable[..., Rows], warm_up: str, **of: Any) -> None:
     """Prints each result as it is found and writes all so far, with settings `of` the command; exit status 1 after an error."""
     results: list[Result] = []
-    for result in found:
-        results.append(result)
-        print(*(" | ".join(row) for row in rows(result)), sep="\n", flush=True)
-        if path:
-            device = next((one["device"] for one in results if "device" in one), "cpu")
-            save(path, provenance(device, warm_up, **of), results)
+    with ending_all():
+        for result in found:
+            results.append(result)
+            print(*(" | ".join(row) for row in rows(result)), sep="\n", flush=True)
+            if path:
+                device = next((one["device"] for one in results if "device" in one), "cpu")
+                save(path, provenance(device, warm_up, **of), results)
     if any("error" in result for result in results):
         sys.exit(1)
 

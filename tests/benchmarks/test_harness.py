@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import time
 
@@ -82,6 +84,24 @@ def test_a_command_that_runs_too_long_is_ended_with_what_it_started(tmp_path):
     failing = [sys.executable, "-c", "raise OSError('no such place')"]
     assert harness.run_alone(failing, tmp_path / "log", 60.0, dict(os.environ)) == "OSError: no such place"
     assert harness.run_alone([sys.executable, "-c", ""], tmp_path / "log", 60.0, dict(os.environ)) == ""
+
+
+def test_a_benchmark_that_is_ended_ends_what_it_started(tmp_path):
+    program = f"""
+import os, pathlib
+from benchmarks import harness
+command = ["sh", "-c", 'echo $$ > "$0"; exec sleep 600', {str(tmp_path / "pid")!r}]
+ends = (harness.run_alone(command, pathlib.Path({str(tmp_path / "log")!r}), 600.0, dict(os.environ)) for _ in range(1))
+harness.collect(None, ends, lambda result: [], "")
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=harness.ROOT)
+    until = time.monotonic() + 120
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+        assert time.monotonic() < until, "it does not begin"
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not pathlib.Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
 def test_a_worker_answers_with_what_was_found_or_with_an_errors_line():
