@@ -7,9 +7,12 @@ also runs beside an older checkout of the package, which PYTHONPATH names.
 
 import ctypes
 import json
+import math
 import pathlib
+import re
 import resource
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -69,6 +72,26 @@ class Session:
         if self.state is None:
             self.state, _ = self.experiment.start()
         return [{"seconds": clocked(lambda: self.experiment.simulator.evaluate(self.state))[1]} for _ in range(number)]
+
+    def profile(self) -> dict[str, Any]:
+        """What one more round took, in seconds, and its instructions: each with its operation, its scope, the seconds of all
+        its calls, and of these the `flops` of products and the `bytes` read and written."""
+        import jax
+
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                _, seconds = clocked(lambda: self.rounds(1))
+            (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+            lines = [line for plane in jax.profiler.ProfileData.from_file(str(path)).planes for line in plane.lines]
+            known = instructions_of(self.experiment.simulator._round._compiled.as_text())
+            for event in (event for line in lines for event in line.events if event.name in known):
+                one = known[event.name]
+                one["seconds"] += event.duration_ns / 1e9
+                one["calls"] += 1
+        ran = [one for one in known.values() if one["calls"] and one["operation"] not in ("while", "conditional", "call")]
+        for one in ran:
+            one.update(flops=one["calls"] * one["flops"], bytes=one["calls"] * one["bytes"])
+        return {"seconds": seconds, "instructions": ran}
 
     def device(self) -> str:
         """The devices here, in words."""
@@ -153,6 +176,49 @@ class Session:
         """Writes the model after the last round by the peers' names, as `weights.npz`."""
         to_torch = TO_TORCH[self.experiment.settings.model.name]
         np.savez(pathlib.Path(folder, "weights.npz"), **to_torch(self.state.server.weights))
+
+
+_INSTRUCTION = re.compile(r"\s*(?:ROOT )?%([\w.\-]+) = (.*?) ([\w\-]+)\((.*?)\)(.*)")
+_ARRAY = re.compile(r"(pred|[a-z]+\d+)\[([\d,]*)\]")
+
+
+def _sizes(shape: str) -> list[tuple[int, list[int]]]:
+    """The bits of a number, and the lengths of the axes, of each array in a shape as XLA writes it."""
+    arrays = _ARRAY.findall(shape)
+    return [(int(re.sub(r"\D", "", kind) or 8), [int(n) for n in axes.split(",") if n]) for kind, axes in arrays]
+
+
+def _flops(operation: str, shape: str, operands: list[str], attributes: str) -> float:
+    """Floating-point operations of a product or a convolution; 0 of anything else."""
+    if operation == "dot":
+        axes = re.search(r"lhs_contracting_dims={([\d,]*)}", attributes)
+        lengths = _sizes(operands[0])[0][1]
+        inner = math.prod(lengths[int(axis)] for axis in axes[1].split(",") if axis) if axes else 1
+    elif operation == "convolution":
+        kernel, labels = _sizes(operands[1])[0][1], re.search(r"dim_labels=\w+_(\w+)->", attributes)
+        inner = math.prod(kernel) // kernel[labels[1].index("o")] if labels else 0
+    else:
+        return 0.0
+    return 2.0 * inner * math.prod(_sizes(shape)[0][1])
+
+
+def instructions_of(program: str) -> dict[str, dict[str, Any]]:
+    """The instructions of a compiled program's text by their names: operation, scope, and `flops` and `bytes` of a call."""
+    computation, found, products = "", {}, {}
+    for line in program.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            computation = line.removeprefix("ENTRY ").split()[0].lstrip("%")
+        if match := _INSTRUCTION.match(line):
+            name, shape, operation, arguments, rest = match.groups()
+            operands = [found[one]["shape"] for one in re.findall(r"%([\w.\-]+)", arguments) if one in found]
+            flops, scope = _flops(operation, shape, operands, rest), re.search(r'op_name="([^"]*)"', rest)
+            products[computation] = products.get(computation, 0.0) + flops
+            if operation == "fusion" and (called := re.search(r"calls=%([\w.\-]+)", rest)):
+                flops = products.get(called[1], 0.0)
+            size = sum(bits * math.prod(axes) / 8 for part in (shape, *operands) for bits, axes in _sizes(part))
+            found[name] = {"operation": operation, "scope": scope[1] if scope else "", "shape": shape, "flops": flops}
+            found[name] |= {"bytes": size, "seconds": 0.0, "calls": 0}
+    return found
 
 
 def _in_torch(layers: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:

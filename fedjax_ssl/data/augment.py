@@ -197,12 +197,14 @@ def make_views(
     if not (np.all((shift >= 0) & (shift <= 1)) and np.all(scale > 0)):
         raise ValueError(f"got mean {mean} and std {std}, accepted: for images scaled to [0, 1], so mean in [0, 1] and std > 0")
 
+    @jax.named_scope("views")
     def plain(images: Shaped[Array, "B ..."]) -> View:
         if images.ndim != 4 or images.shape[-1] != len(shift):
             raise ValueError(f"got images of shape {images.shape}, accepted: [B, H, W, {len(shift)}], as mean and std have it")
         return (images.astype(jnp.float32) / 255.0 - shift) / scale
 
     def view(augmentation: Augmentation) -> Callable[[Key, Batch], View]:
+        @jax.named_scope("views")
         def apply(key: Key, images: Batch) -> View:
             return plain(jax.vmap(augmentation)(jax.random.split(key, len(images)), images))
 

@@ -145,6 +145,7 @@ def train(
     return jax.lax.fori_loop(0, schedule.steps, body, Trained(carry, metrics, whole(0), jnp.zeros((), jnp.int32)))
 
 
+@jax.named_scope("optimizer")
 def apply_gradients(
     task: Task, training: Training, state: TrainState, gradients: Gradients, learning_rate: Number, *, anchor: PyTree = None
 ) -> TrainState:
