@@ -184,11 +184,6 @@ def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
     return _of_sides(sides, images, kernel, stride, (padding, padding))
 
 
-def _tile(columns: int, features: int) -> int:
-    """Columns of a tile, t <= 8: the widest that divides the row and has at most 128 numbers t F."""
-    return max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
-
-
 def _band(kernel: Array, tile: int) -> Array:
     """The matrix T of `_banded`, [kh (t + kw - 1) ch, t F], for a kernel [kh, kw, ch, F]."""
     kh, kw, channels, features = kernel.shape
@@ -252,9 +247,11 @@ _tiled.defvjp(_tiled_forward, _tiled_backward)
 
 
 def _tile_of(images: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> int:
-    """Columns of a tile of `_tiled`, for images and a kernel of these shapes."""
+    """Columns of a tile, t <= 8: the widest that divides the row and has at most 128 numbers t F; 1 at strides above 1."""
+    if kernel[1] == 1 or stride > 1:
+        return 1
     columns = images[2] + 2 * padding[1] - kernel[1] + 1
-    return _tile(columns, kernel[3]) if stride == 1 < kernel[1] else 1
+    return max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * kernel[3] <= 128))
 
 
 def _sides(images: Array, kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> Array:
