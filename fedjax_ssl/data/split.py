@@ -106,14 +106,9 @@ def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = 
     )
 
 
-def uses_natural(how: DataSettings) -> bool:
-    """Whether a partition of the split is `natural`."""
-    return "natural" in (how.partition, how.labeled_partition, how.unlabeled_partition)
-
-
 def _check_natural(training: Training, how: DataSettings) -> None:
     """Raises ValueError where a natural split is asked for and the clients are unknown, or more or fewer than asked for."""
-    if not uses_natural(how):
+    if "natural" not in (how.partition, how.labeled_partition, how.unlabeled_partition):
         return
     if training.clients is None:
         raise ValueError(
