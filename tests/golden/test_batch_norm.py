@@ -230,10 +230,9 @@ def test_the_pool_is_by_class_where_the_codes_is_and_the_servers_examples_stay_i
 def test_batches_by_class_hold_the_classes_that_the_specification_counts():
     """CIFAR-10, 40 labels: of 25 batches of 2,048 unlabeled images 16 hold one class and 9 two; 10 labeled ones hold 3."""
     labels = np.random.default_rng(0).permutation(np.arange(50_000) % 10)
-    drawn = split.draw(split.Training(labels, 10), DataSettings(), 0)
     images = np.zeros((50_000, 1, 1, 1), np.uint8)
     dataset = sources.from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=np.arange(10))
-    tables = split.tables(dataset, drawn, pooled_by_class=True)
+    tables = split.tables(dataset, split.draw(dataset, DataSettings(), 0), pooled_by_class=True)
     pooled = labels[tables.pooled.index[0]]
     found = [len(set(pooled[i : i + 2048].tolist())) for i in range(0, 49_960, 2048)]
     assert sorted(found) == [1] * 16 + [2] * 9
