@@ -215,8 +215,4 @@ def make_views(
 
 def feature_views() -> Views:
     """Views of features: the strong view is the last stored one, the others are the first; the key is not used."""
-
-    def view(number: int) -> Callable[[Key, Batch], View]:
-        return lambda _, features: features[:, number]
-
-    return Views(lambda features: features[:, 0], view(0), view(-1), view(0))
+    return Views(plain=lambda x: x[:, 0], weak=lambda _, x: x[:, 0], strong=lambda _, x: x[:, -1], labeled=lambda _, x: x[:, 0])

@@ -26,33 +26,20 @@ class Assignment(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Training(NamedTuple):
-    """What a split reads of a training set: labels in 0..C-1 (-1: unknown), and each example's client, if the data say it."""
-
-    labels: Labels
-    num_classes: int
-    clients: Labels | None = None
-
-
-def training_of(dataset: Dataset) -> Training:
-    """What a split reads of a dataset."""
-    return Training(dataset.train_labels, dataset.num_classes, dataset.clients)
-
-
-def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
+def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
     """Draws a split of a training set; ValueError if the request cannot be met. No example of unknown class is labeled."""
-    _check_natural(training, how)
-    labels = training.labels
+    _check_natural(dataset, how)
+    labels = dataset.train_labels
     label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     empty = [np.zeros(0, np.int64)] * how.num_clients
     server, labeled, apart = empty[0], empty, Partition([], empty[0])
     if how.is_joint:
-        shared = _share(how, "all", how.partition, training, np.arange(len(labels)), split_rng)
+        shared = _share(how, "all", how.partition, dataset, np.arange(len(labels)), split_rng)
         labeled, unlabeled = _label_within(shared.rows, labels, how, label_rng)
     else:
-        labeled_set, rest = _labeled_set(training, how, label_rng)
+        labeled_set, rest = _labeled_set(dataset, how, label_rng)
         source = rest if how.exclude_labeled and how.labels_first else np.arange(len(labels))
-        shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, training, source, split_rng)
+        shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, dataset, source, split_rng)
         if how.exclude_labeled and not how.labels_first:
             free = np.zeros(len(labels), bool)
             free[rest] = True
@@ -63,7 +50,7 @@ def draw(training: Training, how: DataSettings, seed: int) -> Assignment:
         if how.labels_at == "server":
             server = labeled_set
         else:
-            apart = _share(how, "labeled", how.labeled_partition or how.partition, training, labeled_set, labeled_rng)
+            apart = _share(how, "labeled", how.labeled_partition or how.partition, dataset, labeled_set, labeled_rng)
             labeled = apart.rows
     pooled = np.concatenate([*unlabeled, shared.unassigned])
     if how.reveal_labels:
@@ -106,21 +93,16 @@ def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = 
     )
 
 
-def uses_natural(how: DataSettings) -> bool:
-    """Whether a partition of the split is `natural`."""
-    return "natural" in (how.partition, how.labeled_partition, how.unlabeled_partition)
-
-
-def _check_natural(training: Training, how: DataSettings) -> None:
+def _check_natural(dataset: Dataset, how: DataSettings) -> None:
     """Raises ValueError where a natural split is asked for and the clients are unknown, or more or fewer than asked for."""
-    if not uses_natural(how):
+    if "natural" not in (how.partition, how.labeled_partition, how.unlabeled_partition):
         return
-    if training.clients is None:
+    if dataset.clients is None:
         raise ValueError(
             "partition=natural: the data do not say whose the examples are: give an array `client` beside the labels or a "
             "column `client` in the CSV (`clients` in from_arrays), or take another partition"
         )
-    found = int(training.clients.max()) + 1
+    found = int(dataset.clients.max()) + 1
     if found != how.num_clients:
         raise ValueError(f"num_clients={how.num_clients} with partition=natural of {found} clients: give num_clients={found}")
 
@@ -132,13 +114,13 @@ def _union(labeled: Positions, unlabeled: Positions) -> Positions:
     return np.concatenate([labeled, unlabeled[~np.isin(unlabeled, labeled)]])
 
 
-def _share(how: DataSettings, what: str, name: str, training: Training, indices: Positions, rng: Generator) -> Partition:
+def _share(how: DataSettings, what: str, name: str, dataset: Dataset, indices: Positions, rng: Generator) -> Partition:
     """The partition `name` of some examples; an error says `what` they are.
 
     Examples of unknown class are shared equally at random where the partition is by class.
     """
-    scheme, labels = PARTITIONS[name], training.labels
-    parameters = {key: training.clients if key == "clients" else getattr(how, key) for key in scheme.parameters}
+    scheme, labels = PARTITIONS[name], dataset.train_labels
+    parameters = {key: dataset.clients if key == "clients" else getattr(how, key) for key in scheme.parameters}
     unknown = indices[labels[indices] < 0] if name not in ("iid", "natural") else indices[:0]
     known = indices[labels[indices] >= 0] if len(unknown) else indices
     if not len(indices) and name != "natural":
@@ -155,9 +137,9 @@ def _share(how: DataSettings, what: str, name: str, training: Training, indices:
     return shared._replace(rows=[np.concatenate(rows) for rows in zip(shared.rows, more, strict=True)])
 
 
-def _labeled_set(training: Training, how: DataSettings, rng: Generator) -> tuple[Positions, Positions]:
+def _labeled_set(dataset: Dataset, how: DataSettings, rng: Generator) -> tuple[Positions, Positions]:
     """The labeled set and the rest; a share, of examples of known class, is rounded, down to a multiple of C if balanced."""
-    labels, num_classes = training.labels, training.num_classes
+    labels, num_classes = dataset.train_labels, dataset.num_classes
     num_labels = how.num_labels
     if how.labeled_fraction:
         num_known = int(np.sum(labels >= 0))

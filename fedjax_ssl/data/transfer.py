@@ -38,11 +38,8 @@ def transfer(url: str, part: Path, size: int, label: str) -> None:
     headers = {"Accept-Encoding": "identity", "User-Agent": "fedjax_ssl"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         with requests.get(url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
-            have, whole = _accepted(response, url, have, size)
+            have, whole = _accepted(response, url, part, have, size)
             _receive(response, part, have, whole, label)
-    except _Unsatisfiable:
-        part.unlink(missing_ok=True)
-        raise CutError("the server has no more of it") from None
     except (
         requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError, urllib3.exceptions.HTTPError,
     ) as error:  # fmt: skip
@@ -51,22 +48,20 @@ def transfer(url: str, part: Path, size: int, label: str) -> None:
         raise RefusedError(f"{url} cannot be fetched ({_reason(error)}): correct the address") from None
 
 
-class _Unsatisfiable(Exception):
-    """The beginning that is there is as long as the server's file, or longer."""
+def _accepted(response: requests.Response, url: str, part: Path, have: int, size: int) -> tuple[int, int]:
+    """How many bytes precede those that an answer brings, and how many there are in all (0: unknown).
 
-
-def _accepted(response: requests.Response, url: str, have: int, size: int) -> tuple[int, int]:
-    """How many bytes precede those that an answer brings, and how many there are in all (0: unknown)."""
+    Where the server cannot go on from the end of `part`, that is deleted, and the next attempt begins anew.
+    """
     status, headers = response.status_code, response.headers
-    if status == 416:
-        raise _Unsatisfiable
+    parts = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", "")) if status == 206 else None
+    if status == 416 or (status == 206 and (parts is None or int(parts[1]) != have)):
+        part.unlink(missing_ok=True)  # as long as the server's file, or longer
+        raise CutError("the server has no more of it")
     if status in _BUSY or status >= 500:
         raise CutError(f"HTTP status {status}")
     if status not in (200, 206):
         raise RefusedError(f"{url} answers with HTTP status {status}: set FEDJAX_SSL_MIRROR to another copy")
-    parts = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range", "")) if status == 206 else None
-    if status == 206 and (parts is None or int(parts[1]) != have):
-        raise _Unsatisfiable
     have = have if parts else 0
     length = headers.get("Content-Length", "")
     whole = int(parts[2]) if parts and parts[2] != "*" else have + int(length) if length.isdecimal() else 0

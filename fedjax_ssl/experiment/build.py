@@ -216,7 +216,7 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, read
         )
         raise ValueError(f"values: got {config.values} with vary={config.vary}, accepted: {accepted}")
     with naming("data"):
-        assignments = [split.draw(split.training_of(own.dataset), own.settings.data, own.settings.seed) for own in plans]
+        assignments = [split.draw(own.dataset, own.settings.data, own.settings.seed) for own in plans]
     return Drawn(config, runs, plans, assignments)
 
 

@@ -29,15 +29,6 @@ from fedjax_ssl.ssl import pseudo_labels
 Keys = jaxtyping.Key[jax.Array, "2"]
 
 
-class UnlabeledOutputs(NamedTuple):
-    """Logits [B_u, C] of an unlabeled batch's weak views ([0, C] where the objective asks for none), without gradient, and of
-    its strong views.
-    """
-
-    weak: Logits
-    strong: Logits
-
-
 class UnlabeledLoss(NamedTuple):
     """An unlabeled batch's loss L_u, float32 scalar; its mean per example, as a metric; and other metrics of the step."""
 
@@ -47,9 +38,13 @@ class UnlabeledLoss(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What a client's local steps minimize."""
+    """What a client's local steps minimize.
 
-    unlabeled: Callable[[UnlabeledOutputs, Batch], UnlabeledLoss]  # L_u, of the outputs on an unlabeled batch
+    `unlabeled` computes L_u from the logits [B_u, C] of a batch's weak views, without gradient ([0, C] unless `weak`), and of
+    its strong views.
+    """
+
+    unlabeled: Callable[[Logits, Logits, Batch], UnlabeledLoss]
     drawn: Bool[Array, " n"]  # the unlabeled examples that batches are drawn from
     weak: bool  # whether L_u reads the weak views' outputs
     weight: float  # w, the weight of L_u
@@ -100,7 +95,7 @@ def gradient(task: Task, data: ClientData, objective: Objective) -> GradientFn:
         def loss(weights: Weights) -> tuple[Scalar, PyTree, Metrics]:
             together = task.train_logits_together(weights, views, masks, dropout_key(key), fixed=0)
             (weak, strong, *rest), batch_stats = together
-            of_unlabeled = objective.unlabeled(UnlabeledOutputs(weak, strong), unlabeled)
+            of_unlabeled = objective.unlabeled(weak, strong, unlabeled)
             value = objective.weight * of_unlabeled.value
             if labeled is None:
                 return value, batch_stats, {"loss": of_unlabeled.mean, **of_unlabeled.metrics}

@@ -136,13 +136,6 @@ class Task(NamedTuple):
         """Statistics after a training step on a batch with `batch_stats`."""
         return norm.running(stats, batch_stats, self.norm_momentum) if self.norm == "running" else stats
 
-    def merged_stats(self, stats: PyTree, first: PyTree, second: PyTree) -> PyTree:
-        """Combined statistics.
-
-        One `update_stats` with them equals two successive ones, with those of the `first` and then of the `second` batch.
-        """
-        return jax.tree.map(lambda s, a, b: b + (1.0 - self.norm_momentum) * (a - s), stats, first, second)
-
     def update(self, broadcast: Weights, local: Weights) -> Weights:
         """The pseudo-gradient broadcast - local; with statistics only where they are `running`."""
         if self.norm != "running":

@@ -245,7 +245,9 @@ def unlabeled_gradient(task: Task, options: FedLabelOptions, data: ClientData, a
                 if options.augment == "strong":
                     plain_key = local.dropout_key(local.substream(key, "plain"))
                     outputs, second = task.train_logits(net, view, accepted, plain_key)
-                    stats = task.merged_stats(weights.stats, stats, second)
+                    # One update of running statistics by them equals two: by those of the first pass, then of the second.
+                    kept = 1.0 - task.norm_momentum
+                    stats = jax.tree.map(lambda s, a, b: b + kept * (a - s), weights.stats, stats, second)
                 kl = losses.kl_divergence(target, outputs)
                 value += options.consistency_weight * losses.masked_mean(decision.ratio * kl, agreeing, divisor)
             if options.proximity:

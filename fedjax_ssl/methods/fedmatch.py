@@ -118,7 +118,7 @@ def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, Fed
 def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
     """The evaluated network: sigma + sparse(psi)."""
     sigma, psi = weights.params
-    return weights._replace(params=decomposed.add(sigma, decomposed.sparse(psi, options.l1_thres)))
+    return weights._replace(params=optax.tree.add(sigma, decomposed.sparse(psi, options.l1_thres)))
 
 
 def server_work(setup: Setup) -> ServerWork:
@@ -172,7 +172,7 @@ def client_update(
     of_sigma = decomposed.changed(new_sigma, sigma, threshold=0.0, delta=options.delta_thres)
     of_psi = decomposed.changed(new_psi, psi, threshold=options.l1_thres, delta=options.delta_thres)
     sent = [of_sigma, of_psi] if trains_both(task) else [of_psi]
-    model = Weights(decomposed.add(of_sigma.value, of_psi.value), stats)
+    model = Weights(optax.tree.add(of_sigma.value, of_psi.value), stats)
     image = agreement.embedding_image(data.unlabeled.images.shape[1:])[None]
     embedding = jax.nn.softmax(task.predict(model, image, jnp.ones(1, bool)))[0]
     new, took_part = FedMatchClientState(jnp.array(True), embedding, of_psi.value, optimizers), trained.steps > 0
@@ -213,7 +213,7 @@ def labeled_gradient(setup: Setup, examples: Examples) -> GradientFn:
     of_theta = local.supervised_gradient(setup.task, examples)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array, psi: PyTree) -> Gradients:
-        gradients = of_theta(weights._replace(params=decomposed.add(weights.params, psi)), batch, key)
+        gradients = of_theta(weights._replace(params=optax.tree.add(weights.params, psi)), batch, key)
         grad = jax.tree.map(lambda g: setup.options.lambda_s * g, gradients.grad)
         return gradients._replace(grad=grad, taken=jnp.any(batch.mask))
 
@@ -241,14 +241,14 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, data: 
         def forward(theta: PyTree, views: jax.Array) -> tuple[jax.Array, PyTree]:
             return task.train_logits(Weights(theta, stats), views, batch.mask, local.dropout_key(key))
 
-        theta = decomposed.add(sigma, psi)
+        theta = optax.tree.add(sigma, psi)
         logits, pullback, batch_stats = jax.vjp(lambda theta: forward(theta, plain), theta, has_aux=True)
         own_label, confidence = pseudo_labels.harden(jax.nn.softmax(logits))
         confident = batch.mask & (confidence >= options.confidence)
 
         def helped() -> tuple[PyTree, jax.Array, jax.Array]:
             def outputs_of(psi: PyTree) -> jax.Array:
-                helper = Weights(decomposed.add(shared.weights.params.sigma, psi), shared.weights.stats)
+                helper = Weights(optax.tree.add(shared.weights.params.sigma, psi), shared.weights.stats)
                 return task.eval_logits(helper, plain, batch.mask)
 
             outputs = jax.lax.map(outputs_of, helpers.psi)
@@ -266,7 +266,7 @@ def unlabeled_gradient(setup: Setup, shared: Broadcast, helpers: Helpers, data: 
         grad_i, divergence, label = jax.lax.cond(shared.extra, helped, alone)
 
         def loss(psi: PyTree) -> tuple[jax.Array, jax.Array]:
-            ce = losses.cross_entropy(forward(decomposed.add(sigma, psi), strong)[0], label)
+            ce = losses.cross_entropy(forward(optax.tree.add(sigma, psi), strong)[0], label)
             penalty = decomposed.penalty(Parts(sigma, psi), options.lambda_l1, options.lambda_l2)
             return options.lambda_a * losses.masked_mean(ce, confident) + penalty, ce
 

@@ -18,7 +18,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, Weights, semi_supervised
-from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
+from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import ClientMetrics, mean
 from fedjax_ssl.options import LABELS_BY, Divisor, Fraction, LabeledRepeats, PseudoLabels, ReadWhere, Size, Weight
@@ -98,9 +98,9 @@ def _once_per_round(
     label, confidence = pseudo_labels.harden(probs)
     accepted = mask & thresholds.above(confidence, options.confidence, strict=options.strict)
 
-    def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
+    def unlabeled(_: jax.Array, strong: jax.Array, batch: Batch) -> UnlabeledLoss:
         at = batch.positions
-        return _loss(options, outputs.strong, label[at], accepted[at] & batch.mask, batch)
+        return _loss(options, strong, label[at], accepted[at] & batch.mask, batch)
 
     metrics = {
         **pseudo_labels.diagnostics(label, data.true_labels, accepted, mask),
@@ -114,10 +114,10 @@ def _once_per_round(
 def _in_each_step(options: FixMatchOptions, data: ClientData) -> Objective:
     """The objective on pseudo-labels that each step makes of its own batch; the steps report diagnostics."""
 
-    def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
-        label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
+    def unlabeled(weak: jax.Array, strong: jax.Array, batch: Batch) -> UnlabeledLoss:
+        label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
         accepted = batch.mask & thresholds.above(confidence, options.confidence, strict=options.strict)
-        loss = _loss(options, outputs.strong, label, accepted, batch)
+        loss = _loss(options, strong, label, accepted, batch)
         return loss._replace(metrics=semi_supervised.step_metrics(label, accepted, data, batch))
 
     return Objective(unlabeled, data.unlabeled.mask, True, options.unlabeled_weight, options.unlabeled_batch_size)

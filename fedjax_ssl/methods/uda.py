@@ -14,7 +14,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, semi_supervised
-from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss, UnlabeledOutputs
+from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
@@ -52,10 +52,10 @@ def client_update(
     """One client's round of local training on labels and on consistency."""
     task, client, _, options = setup
 
-    def unlabeled(outputs: UnlabeledOutputs, batch: Batch) -> UnlabeledLoss:
-        label, confidence = pseudo_labels.harden(jax.nn.softmax(outputs.weak))
+    def unlabeled(weak: jax.Array, strong: jax.Array, batch: Batch) -> UnlabeledLoss:
+        label, confidence = pseudo_labels.harden(jax.nn.softmax(weak))
         used = batch.mask & (confidence > options.confidence)
-        kl = losses.sharpened_kl(outputs.weak, outputs.strong, options.temperature)
+        kl = losses.sharpened_kl(weak, strong, options.temperature)
         metrics = semi_supervised.step_metrics(label, used, data, batch)
         return UnlabeledLoss(losses.masked_mean(kl, used, batch.real), mean(kl, used), metrics)
 

@@ -38,6 +38,13 @@ def _convolution(images: Array, kernel: Array, stride: int, padding: tuple[int, 
     return lax.conv_general_dilated(images, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def _xla_with(backward: Callable[..., tuple[Array, Array]]) -> Callable[[Array, Array, int, int], Array]:
+    """`xla_conv` with gradients in another form: backward(stride, padding, (images, kernel), cotangent)."""
+    conv = jax.custom_vjp(xla_conv, nondiff_argnums=(2, 3))
+    conv.defvjp(lambda *arguments: (xla_conv(*arguments), arguments[:2]), backward)
+    return conv
+
+
 def product(x: Float[Array, "... D"], kernel: Float[Array, "D F"], dtype: DTypeLike) -> Float32[Array, "... F"]:
     """The float32 product of x and kernel, both rounded to `dtype`; its gradients are such products too. Reverse mode only.
 
@@ -82,17 +89,12 @@ def _shifts(size: int, count: int, stride: int) -> list[slice]:
     return [slice(i, i + (count - 1) * stride + 1, stride) for i in range(size)]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _hybrid(images: Array, kernel: Array, stride: int, padding: int) -> Array:
-    """XLA's forward pass with gradients in forms that stay fast inside a compiled loop on a CPU.
+def _hybrid_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    """Gradients in forms that stay fast inside a compiled loop on a CPU.
 
     The images' gradient at stride 1 is the convolution of the cotangent with the flipped kernel. The kernel's adds up im2col
     products over small chunks of the batch, which stay in the cache.
     """
-    return xla_conv(images, kernel, stride, padding)
-
-
-def _hybrid_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     images, kernel = residuals
     kh, kw, _, _ = kernel.shape
     if stride == 1:
@@ -125,7 +127,7 @@ def _kernel_gradient(images: Array, cotangent: Array, size: tuple[int, int], str
     return total.T.reshape(*size, images.shape[-1], features).astype(images.dtype)
 
 
-_hybrid.defvjp(lambda *arguments: (xla_conv(*arguments), arguments[:2]), _hybrid_backward)
+_hybrid = _xla_with(_hybrid_backward)
 
 
 def onednn_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
@@ -139,11 +141,6 @@ def onednn_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Conv
     if kernel.shape[:2] == (1, 1) and padding == 0:
         return product(images[:, ::stride, ::stride], kernel[0, 0], images.dtype).astype(images.dtype)
     return _of_stride_1(images, kernel, stride, padding)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _of_stride_1(images: Array, kernel: Array, stride: int, padding: int) -> Array:
-    return xla_conv(images, kernel, stride, padding)
 
 
 def _of_stride_1_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
@@ -163,7 +160,7 @@ def _of_stride_1_backward(stride: int, padding: int, residuals: tuple[Array, Arr
     return of_images, of_kernel.transpose(1, 2, 0, 3)
 
 
-_of_stride_1.defvjp(lambda *arguments: (_of_stride_1(*arguments), arguments[:2]), _of_stride_1_backward)
+_of_stride_1 = _xla_with(_of_stride_1_backward)
 
 
 def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
@@ -182,11 +179,6 @@ def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
         return _hybrid(images, kernel, stride, padding)
     sides = _sides(images.astype(jnp.float32), kernel.shape, stride, (padding, padding))  # whose gradients are added up
     return _of_sides(sides, images, kernel, stride, (padding, padding))
-
-
-def _tile(columns: int, features: int) -> int:
-    """Columns of a tile, t <= 8: the widest that divides the row and has at most 128 numbers t F."""
-    return max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * features <= 128))
 
 
 def _band(kernel: Array, tile: int) -> Array:
@@ -252,9 +244,11 @@ _tiled.defvjp(_tiled_forward, _tiled_backward)
 
 
 def _tile_of(images: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> int:
-    """Columns of a tile of `_tiled`, for images and a kernel of these shapes."""
+    """Columns of a tile, t <= 8: the widest that divides the row and has at most 128 numbers t F; 1 at strides above 1."""
+    if kernel[1] == 1 or stride > 1:
+        return 1
     columns = images[2] + 2 * padding[1] - kernel[1] + 1
-    return _tile(columns, kernel[3]) if stride == 1 < kernel[1] else 1
+    return max(t for t in range(1, 9) if columns % t == 0 and (t == 1 or t * kernel[3] <= 128))
 
 
 def _sides(images: Array, kernel: tuple[int, ...], stride: int, padding: tuple[int, int]) -> Array:

@@ -12,7 +12,10 @@ PSI_FACTOR = 0.2  # psi_0 / sigma_0
 
 
 class Parts(NamedTuple):
-    """The parameters of any network in two parts: sigma, learned from labels, and psi, sparse, learned from unlabeled data."""
+    """The parameters of any network in two parts: sigma, learned from labels, and psi, sparse, learned from unlabeled data.
+
+    The gradient for theta = sigma + psi is also the gradient for sigma and for psi.
+    """
 
     sigma: PyTree
     psi: PyTree
@@ -28,11 +31,6 @@ class Message(NamedTuple):
 def split(params: PyTree) -> Parts:
     """Fresh parts: sigma_0 is what the network was initialized with and psi_0 = .2 sigma_0, so that theta_0 = 1.2 sigma_0."""
     return Parts(params, jax.tree.map(lambda x: PSI_FACTOR * x, params))
-
-
-def add(sigma: PyTree, psi: PyTree) -> PyTree:
-    """The parameters theta = sigma + psi. The gradient for theta is also the gradient for sigma and for psi."""
-    return jax.tree.map(jnp.add, sigma, psi)
 
 
 def sparse(psi: PyTree, threshold: Number) -> PyTree:

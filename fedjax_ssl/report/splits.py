@@ -52,7 +52,7 @@ def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
     if key not in datasets:
         datasets[key] = load_dataset(settings)
     dataset = datasets[key]
-    assignment = split.draw(split.training_of(dataset), settings.data, settings.seed)
+    assignment = split.draw(dataset, settings.data, settings.seed)
     return preview.preview(assignment, dataset.train_labels, dataset.num_classes)
 
 

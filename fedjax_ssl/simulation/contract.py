@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.arrays import Key, PyTree, check_alike, shown
-from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
+from fedjax_ssl.method import ClientData, ClientOutput, Cohort, DataSpec, Method
 from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.options import one_line
 
@@ -76,27 +76,25 @@ def checked(method: Method, spec: DataSpec) -> Method:
         _check_metrics("client_update", output.metrics, (Mean, Sum, PerClient), ())
         return output
 
-    def of_server(name: str, result: Any, server: PyTree) -> tuple[PyTree, Metrics]:
-        new, metrics = _pair(name, result, "(server, metrics)")
-        check_alike(f"{name}: server", new, server, "the method's init gives it")
-        _check_metrics(name, metrics, (Mean, Sum), (spec.cohort_size,))
-        return new, metrics
+    def of_server(name: str) -> Callable[..., tuple[PyTree, Metrics]]:
+        """The checked `server_update` or `prepare`."""
 
-    @wraps(method.server_update)
-    def server_update(server: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
-        return of_server("server_update", _returned(method, "server_update", server, aggregate, data, key), server)
+        @wraps(getattr(method, name))
+        def work(server: PyTree, *arguments: Any) -> tuple[PyTree, Metrics]:
+            new, metrics = _pair(name, _returned(method, name, server, *arguments), "(server, metrics)")
+            check_alike(f"{name}: server", new, server, "the method's init gives it")
+            _check_metrics(name, metrics, (Mean, Sum), (spec.cohort_size,))
+            return new, metrics
 
-    @wraps(method.prepare)
-    def prepare(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
-        return of_server("prepare", _returned(method, "prepare", server, data, key), server)
+        return work
 
     return method._replace(
         init=init,
         broadcast=broadcast,
         client_update=client_update,
-        server_update=server_update,
+        server_update=of_server("server_update"),
         predict={name: _checked_predict(name, predict, spec.num_classes) for name, predict in method.predict.items()},
-        prepare=prepare,
+        prepare=of_server("prepare"),
     )
 
 

@@ -76,12 +76,8 @@ class RunInputs(NamedTuple):
     number: Number | None
 
 
-class Traced(NamedTuple):
-    """Shapes and dtypes of what programs give: the state before round 1, the metrics of `prepare`, and those of a round."""
-
-    state: RunState
-    prepared: Metrics
-    metrics: ClientMetrics
+Traced = tuple[RunState, Metrics, ClientMetrics]
+"""Shapes and dtypes of what programs give: the state before round 1, the metrics of `prepare`, and those of a round."""
 
 
 class DeviceSource:
@@ -121,7 +117,7 @@ class DeviceSource:
     def trace(self, start: Program, rounds: Program, inputs: Any, key: Any, pools: Any) -> Traced:
         """Traces two programs: `start`, which runs `initialize`, and `rounds`."""
         state, metrics = start.eval_shape(inputs, key, pools)
-        return Traced(state, metrics, rounds.eval_shape(state, inputs, pools)[-1])
+        return state, metrics, rounds.eval_shape(state, inputs, pools)[-1]
 
     def shapes(self, program: Program, *data: Any) -> RunState:
         """The shapes and dtypes of the state before round 1."""
@@ -206,7 +202,7 @@ class HostSource:
         size, where = len(cohort.ids), self._place
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype, sharding=where), clients)
         of_round = rounds.eval_shape(state._replace(clients=rows), jax.device_put(cohort, where), data)[-1]
-        return Traced(state, metrics, of_round)
+        return state, metrics, of_round
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
         """Shapes and dtypes of the state. Its clients are NumPy arrays of any values, or on disk the states before round 1."""

@@ -12,13 +12,14 @@ import pytest
 from configs import common
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.data.split import Training, draw
+from fedjax_ssl.data.split import draw
 from fedjax_ssl.experiment.build import plan_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import facts, ignored, unread_by
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedsiam_d import upload_share
 from tests import tiny
+from tests.data.common import labels_alone
 
 FILES = {
     path.stem
@@ -188,7 +189,7 @@ def test_every_share_of_feddures_labels_can_be_drawn(dataset, examples, split, g
     labels = np.random.default_rng(0).permutation(np.arange(examples) % 10)
     for share in (0.02, 0.04, 0.1, 0.15, 0.2):
         given = settings(f"feddure_{dataset}", f"split={split},labels={round(share * examples)},gamma={gamma}")
-        holdings = draw(Training(labels, 10), given.data, 0)
+        holdings = draw(labels_alone(labels, 10), given.data, 0)
         least = 1 if split == "dir_dir" and share == 0.02 else 10
         assert given.data.min_size == least
         assert sum(map(len, holdings.labeled)) == round(share * examples)

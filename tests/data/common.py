@@ -24,6 +24,12 @@ def in_memory(train, test, **more):
     )
 
 
+def labels_alone(labels, num_classes, clients=None):
+    """A dataset without images, to draw splits of."""
+    nothing = np.zeros(0)
+    return sources.Dataset("labels", nothing, labels, nothing, nothing, num_classes, clients)
+
+
 def picture(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 256, shape).astype(np.uint8)
 

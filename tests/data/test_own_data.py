@@ -13,10 +13,9 @@ from fedjax_ssl import build, metrics
 from fedjax_ssl.data import sources, split
 from fedjax_ssl.data.partition import PARTITIONS
 from fedjax_ssl.data.settings import DataSettings
-from fedjax_ssl.data.split import Training
 from fedjax_ssl.ssl import pseudo_labels
 from tests import tiny
-from tests.data.common import as_rows, in_memory, load_npz, message_of, picture, same
+from tests.data.common import as_rows, in_memory, labels_alone, load_npz, message_of, picture, same
 from tests.data.test_odd_inputs import classes, flat, save
 from tests.data.test_sources import tagged
 
@@ -279,7 +278,7 @@ def test_clients_come_as_ids_or_lists_from_arrays_and_from_npz(tmp_path):
 
 @pytest.mark.parametrize("keys", [{}, {"labels_at": "clients"}, {"labels_at": "clients", "labeled_fraction": (0.5,)}])
 def test_a_natural_split_gives_each_client_its_own(keys):
-    training = Training(TRAIN[1], 4, np.where(OWNERS == 4, -1, OWNERS))
+    training = labels_alone(TRAIN[1], 4, np.where(OWNERS == 4, -1, OWNERS))
     drawn = split.draw(training, DataSettings(num_clients=4, num_labels=8, partition="natural", **keys), 0)
     for k, (labeled, unlabeled) in enumerate(zip(drawn.labeled, drawn.unlabeled, strict=True)):
         own = np.flatnonzero(k == OWNERS)
@@ -322,7 +321,7 @@ def test_examples_of_unknown_class_go_to_clients_and_never_as_labeled(partition,
     how = DataSettings(
         num_clients=9, num_labels=60, partition=partition, min_size=1, classes_per_client=1, **SCENARIOS[scenario]
     )
-    drawn = split.draw(Training(labels, num_classes, np.arange(1000) % 9), how, 0)
+    drawn = split.draw(labels_alone(labels, num_classes, np.arange(1000) % 9), how, 0)
     assert all((labels[row] >= 0).all() for row in (drawn.server, *drawn.labeled))
     unknown = np.sort(np.concatenate([row[labels[row] < 0] for row in drawn.unlabeled]))
     spare = 8 if partition == "iid" else 0
@@ -335,7 +334,7 @@ def test_examples_of_unknown_class_go_to_clients_and_never_as_labeled(partition,
 
 def test_all_labels_may_be_the_servers():
     labels = np.where(np.arange(50) < 6, np.arange(50) % 3, -1)
-    drawn = split.draw(Training(labels, 3), DataSettings(num_clients=4, num_labels=6, partition="dirichlet"), 0)
+    drawn = split.draw(labels_alone(labels, 3), DataSettings(num_clients=4, num_labels=6, partition="dirichlet"), 0)
     assert drawn.server.tolist() == list(range(6))
     assert [len(row) for row in drawn.unlabeled] == [11] * 4
 

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ssl.data import preview, split
 from fedjax_ssl.data.settings import DataSettings
-from fedjax_ssl.data.split import Training
+from tests.data.common import labels_alone
 
 LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
 
@@ -63,7 +63,7 @@ def test_the_servers_labels_are_compared_where_no_client_holds_any():
 
 
 def test_a_long_table_repeats_its_header_and_stays_aligned():
-    drawn = split.draw(Training(np.arange(6000) % 10, 10), DataSettings(num_clients=120, partition="dirichlet"), 0)
+    drawn = split.draw(labels_alone(np.arange(6000) % 10, 10), DataSettings(num_clients=120, partition="dirichlet"), 0)
     shown = preview.table(preview.preview(drawn, np.arange(6000) % 10, 10))
     table = shown.split("\n\nof 120 clients")[0].splitlines()
     assert sum(line.startswith("client  labeled  unlabeled") for line in table) == 5
@@ -73,7 +73,7 @@ def test_a_long_table_repeats_its_header_and_stays_aligned():
     assert max(len(line) for line in rows) < 100
     labels = np.arange(4000) % 100  # bars of so many classes do not fit
     assert "|" not in preview.table(
-        preview.preview(split.draw(Training(labels, 100), DataSettings(num_clients=4, num_labels=100), 0), labels, 100)
+        preview.preview(split.draw(labels_alone(labels, 100), DataSettings(num_clients=4, num_labels=100), 0), labels, 100)
     )
 
 

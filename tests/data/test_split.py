@@ -11,8 +11,7 @@ from configs.splits import SPLITS
 from fedjax_ssl.data import preview, sources, split
 from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
 from fedjax_ssl.data.settings import DataSettings
-from fedjax_ssl.data.split import Training
-from tests.data.common import same
+from tests.data.common import labels_alone, same
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -20,7 +19,7 @@ fast = settings(max_examples=25, deadline=None, suppress_health_check=[HealthChe
 
 
 def draw(seed=0, labels=LABELS, **keys):
-    return split.draw(Training(labels, 10), DataSettings(**{"num_clients": 20, "num_labels": 200} | keys), seed)
+    return split.draw(labels_alone(labels, 10), DataSettings(**{"num_clients": 20, "num_labels": 200} | keys), seed)
 
 
 def every(rows):
@@ -199,7 +198,7 @@ def test_the_seed_decides_and_revealing_labels_moves_each_clients_unlabeled_exam
 def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
     dataset = sources.synthetic(num_train=2005)
     how = DataSettings(num_clients=20, labels_at="clients", labeled_fraction=(0.2,), partition="batch_imbalanced")
-    drawn = split.draw(split.training_of(dataset), how, 0)
+    drawn = split.draw(dataset, how, 0)
     with caplog.at_level(logging.INFO):
         split.log_notes(drawn, len(dataset.train_labels))
     data = split.tables(dataset, drawn)
@@ -218,7 +217,7 @@ def test_federated_data_holds_the_split_and_what_falls_short_is_logged(caplog):
 def test_what_a_client_holds_counts_once_where_labeled_examples_are_not_excluded():
     how = DataSettings(num_clients=4, labels_at="clients", labeled_fraction=(0.2,), exclude_labeled=False)
     dataset = sources.synthetic(num_train=200)
-    data = split.tables(dataset, split.draw(split.training_of(dataset), how, 0))
+    data = split.tables(dataset, split.draw(dataset, how, 0))
     assert data.client_data.count.tolist() == data.unlabeled.count.tolist() == [50] * 4
     assert [len(set(row.tolist())) for row in data.client_data.index] == [50] * 4
     assert np.array_equal(data.client_data.index[:, :10], data.labeled.index)
@@ -237,9 +236,9 @@ def test_labeled_examples_may_leave_after_the_partition(cifar10_labels):
 
 def test_clients_without_any_example_are_named():
     how = DataSettings(num_clients=30, num_labels=4, partition="dirichlet", alpha=0.05, min_size=0)
-    drawn = split.draw(Training(np.arange(60) % 2, 2), how, 0)
+    drawn = split.draw(labels_alone(np.arange(60) % 2, 2), how, 0)
     empty = [k for k, row in enumerate(drawn.unlabeled) if not len(row)]
     assert len(empty) > 5
     assert drawn.notes == (f"{len(empty)} of 30 clients have no example: {', '.join(map(str, empty[:5]))}, ...",)
     assert f"note: {drawn.notes[0]}" in preview.table(preview.preview(drawn, np.arange(60) % 2, 2)).splitlines()
-    assert split.draw(Training(np.arange(60) % 2, 2), how.model_copy(update={"partition": "iid"}), 0).notes == ()
+    assert split.draw(labels_alone(np.arange(60) % 2, 2), how.model_copy(update={"partition": "iid"}), 0).notes == ()

@@ -16,7 +16,7 @@ from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.metrics import whole
 from fedjax_ssl.models.flax_layers import aware_of
-from fedjax_ssl.models.norm import add, finish, moments, running, start
+from fedjax_ssl.models.norm import moments, running
 from tests import tiny
 from tests.golden.normalizing import normalize
 
@@ -147,14 +147,6 @@ def test_a_task_tracks_statistics_as_pytorch_does_with_its_own_momentum_where_it
     np.testing.assert_allclose(running(old, new)["mean"], [0.9 * 1.0 + 0.1 * 3.0], rtol=1e-6)
 
 
-def test_cumulative_average_leaves_out_a_batch_of_weight_zero():
-    _, stats = layer()
-    cumulative = add(start(stats), jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), stats), 0.0)
-    jax.tree.map(np.testing.assert_array_equal, finish(cumulative, stats), stats)
-    one = {"mean": np.float32([1, 2]), "var": np.float32([3, 4])}
-    jax.tree.map(np.testing.assert_array_equal, finish(add(cumulative, one, 2.0), stats), one)
-
-
 def norm_of_scaled(params, stats, images, *, mask=None, train=False, key=None):
     """A network that is one batch norm on pixels times a number: its statistics are those of the images, times that number."""
     return normalize(stats, params["scale"] * images, mask, train)
@@ -216,6 +208,15 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
     np.testing.assert_allclose(got["var"], np.average([b.var(0, ddof=1) for b in batches], 0, share), rtol=1e-4)
 
 
+@pytest.mark.parametrize("weighting", ["examples", "batches"])
+def test_static_norm_keeps_its_statistics_where_there_is_no_example(weighting):
+    images, nothing = jnp.zeros((2, 1, 3, 1), jnp.uint8), jnp.zeros(2, jnp.int32)
+    given = ServerData(Examples(images, nothing, jnp.int32(0), None), None, None, None, jnp.int32(0))
+    settings, old = server.StaticNorm("labeled", weighting, labeled_batch_size=2, unlabeled_batch_size=2), norm_weights(1.0)
+    new = server.with_statistics(norm_task("server"), settings, old, given)
+    jax.tree.map(np.testing.assert_array_equal, new, old)
+
+
 @pytest.mark.parametrize("order", ["apart", "joined", "class"])
 def test_the_pool_is_by_class_where_the_codes_is_and_the_servers_examples_stay_in_the_order_that_training_draws_from(order):
     given = tiny.experiment("fl2", server__static_norm__order=order, server__static_norm__data="all")
@@ -229,10 +230,9 @@ def test_the_pool_is_by_class_where_the_codes_is_and_the_servers_examples_stay_i
 def test_batches_by_class_hold_the_classes_that_the_specification_counts():
     """CIFAR-10, 40 labels: of 25 batches of 2,048 unlabeled images 16 hold one class and 9 two; 10 labeled ones hold 3."""
     labels = np.random.default_rng(0).permutation(np.arange(50_000) % 10)
-    drawn = split.draw(split.Training(labels, 10), DataSettings(), 0)
     images = np.zeros((50_000, 1, 1, 1), np.uint8)
     dataset = sources.from_arrays(train_images=images, train_labels=labels, test_images=images[:10], test_labels=np.arange(10))
-    tables = split.tables(dataset, drawn, pooled_by_class=True)
+    tables = split.tables(dataset, split.draw(dataset, DataSettings(), 0), pooled_by_class=True)
     pooled = labels[tables.pooled.index[0]]
     found = [len(set(pooled[i : i + 2048].tolist())) for i in range(0, 49_960, 2048)]
     assert sorted(found) == [1] * 16 + [2] * 9

@@ -1,24 +1,15 @@
 """A stand-in for a dataset that is not fetched: as many random images of the same shape, to count what a run will cost."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from fedjax_ssl.data.catalog import SIZES, known
+from fedjax_ssl.data.catalog import SIZES, Sizes, known
 from fedjax_ssl.data.sources import builtin, tfds
 from fedjax_ssl.data.sources.checks import Dataset, named
 
 BLOCK = 1000  # different images
-
-
-class Known(NamedTuple):
-    """The shape [H, W, ch] of a dataset's images, how many each of its splits has, its classes, and who says so."""
-
-    shape: tuple[int, ...]
-    numbers: dict[str, int]
-    num_classes: int
-    says: str
 
 
 def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Dataset | None:
@@ -29,15 +20,16 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Da
     found = _of_tfds(name, data_dir) or _of_catalog(name)
     if found is None:
         return None
-    train, test = found.numbers["train"], found.numbers["test"]
+    sizes, num_classes, says = found
+    train, test = sizes.train, sizes.test
     if resplit is not None:
-        whole = sum(found.numbers.values())
+        whole = train + sizes.validation + test
         train, test = round(resplit[0] * whole), round(resplit[2] * whole)
     block = builtin.synthetic(
-        num_train=min(train, max(BLOCK, 10 * found.num_classes)),
+        num_train=min(train, max(BLOCK, 10 * num_classes)),
         num_test=min(test, BLOCK),
-        image_shape=found.shape,  # type: ignore[arg-type]
-        num_classes=found.num_classes,
+        image_shape=sizes.shape,
+        num_classes=num_classes,
     )
     trained, tested = np.arange(train) % len(block.train_labels), np.arange(test) % len(block.test_labels)
     data = block._replace(
@@ -46,12 +38,13 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Da
         train_labels=block.train_labels[trained],
         test_images=block.test_images[tested],
         test_labels=block.test_labels[tested],
-        sizes_from=found.says,
+        sizes_from=says,
     )
     return named(data, about.names if (about := known(name)) else ())
 
 
-def _of_tfds(name: str, data_dir: str | None) -> Known | None:
+def _of_tfds(name: str, data_dir: str | None) -> tuple[Sizes, int, str] | None:
+    """A dataset's sizes, the number of its classes, and who says so; None: TFDS's metadata do not say them all."""
     builder: Any = tfds.prepared(name, data_dir)
     if builder is None:
         return None
@@ -62,13 +55,10 @@ def _of_tfds(name: str, data_dir: str | None) -> Known | None:
     num_classes: Any = getattr(label, "num_classes", None)
     if None in (*shape, num_classes) or not {"train", "test"} <= set(numbers):
         return None  # reading it says what is wrong
-    wanted = {split: numbers[split] for split in ("train", "validation", "test") if split in numbers}
-    return Known(shape, wanted, num_classes, f"TFDS's metadata in {builder.data_dir}")
+    sizes = Sizes(shape, numbers["train"], numbers.get("validation", 0), numbers["test"])
+    return sizes, num_classes, f"TFDS's metadata in {builder.data_dir}"
 
 
-def _of_catalog(name: str) -> Known | None:
+def _of_catalog(name: str) -> tuple[Sizes, int, str] | None:
     about, sizes = known(name), SIZES.get(name)
-    if about is None or sizes is None:
-        return None
-    numbers = {"train": sizes.train, "validation": sizes.validation, "test": sizes.test}
-    return Known(sizes.shape, numbers, about.classes, "the catalog")
+    return (sizes, about.classes, "the catalog") if about and sizes else None
