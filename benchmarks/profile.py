@@ -3,9 +3,9 @@
     python -m benchmarks.profile [--workloads fl2_wrn28_2 ...] [--layout dtype=bfloat16] [--json=FILE]
 
 The workloads are those of `round_time` with the usual views, and with one client on one device of a CPU, so that times add up.
-The last column is what products need at the machine's ceiling, and what all else needs at its memory's bandwidth; what fits into
-a cache may take less. Winograd's products are counted as they are computed, fewer than those of the direct convolution. The
-profiler itself adds about a microsecond for each instruction. Run time: three minutes on two CPU cores.
+The last column is what products need at the machine's ceiling, and what all else needs at its memory's bandwidth; what fits
+into a cache may take less. Winograd's products are counted as they are computed, fewer than those of the direct convolution.
+The profiler itself adds about a microsecond for each instruction. Run time: three minutes on two CPU cores.
 """
 
 from collections import Counter

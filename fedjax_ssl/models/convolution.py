@@ -38,11 +38,39 @@ def _convolution(images: Array, kernel: Array, stride: int, padding: tuple[int, 
     return lax.conv_general_dilated(images, kernel, (stride, stride), pads, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def _xla_with(backward: Callable[..., tuple[Array, Array]]) -> Callable[[Array, Array, int, int], Array]:
-    """`xla_conv` with gradients in another form: backward(stride, padding, (images, kernel), cotangent)."""
-    conv = jax.custom_vjp(xla_conv, nondiff_argnums=(2, 3))
-    conv.defvjp(lambda *arguments: (xla_conv(*arguments), arguments[:2]), backward)
+def _xla_with(
+    of_images: Callable[..., Array], of_kernel: Callable[..., Array]
+) -> Callable[[Array, Array, int, tuple[int, int]], Array]:
+    """XLA's convolution with gradients in other forms, also in second derivatives, where XLA would have loops.
+
+    They are `of_images(conv, images, kernel, cotangent, stride, padding)`, where `conv` is the convolution that this makes, and
+    `of_kernel(images, cotangent, (kh, kw), stride, padding)`.
+    """
+    conv = jax.custom_vjp(_convolution, nondiff_argnums=(2, 3))
+    kernel_gradient = jax.custom_vjp(of_kernel, nondiff_argnums=(2, 3, 4))
+
+    def backward(
+        stride: int, padding: tuple[int, int], residuals: tuple[Array, Array], cotangent: Array
+    ) -> tuple[Array, Array]:
+        images, kernel = residuals
+        gradient = kernel_gradient(images, cotangent, kernel.shape[:2], stride, padding)
+        return of_images(conv, images, kernel, cotangent, stride, padding), gradient
+
+    def kernel_backward(
+        _: tuple[int, int], stride: int, padding: tuple[int, int], residuals: tuple[Array, Array], kernel: Array
+    ) -> tuple[Array, Array]:
+        images, cotangent = residuals
+        return of_images(conv, images, kernel, cotangent, stride, padding), conv(images, kernel, stride, padding)
+
+    conv.defvjp(lambda *given: (_convolution(*given), given[:2]), backward)
+    kernel_gradient.defvjp(lambda *given: (of_kernel(*given), given[:2]), kernel_backward)
     return conv
+
+
+def _flipped(kernel: Array, padding: tuple[int, int]) -> tuple[Array, int, tuple[int, int]]:
+    """Kernel, stride and padding of the convolution of the cotangent that is the images' gradient at stride 1."""
+    kh, kw, _, _ = kernel.shape
+    return kernel[::-1, ::-1].swapaxes(2, 3), 1, (kh - 1 - padding[0], kw - 1 - padding[1])
 
 
 def product(x: Float[Array, "... D"], kernel: Float[Array, "D F"], dtype: DTypeLike) -> Float32[Array, "... F"]:
@@ -69,14 +97,14 @@ _product.defvjp(
 )
 
 
-def _im2col(images: Array, kernel: Array, stride: int, padding: int) -> Array:
+def _im2col(images: Array, kernel: Array, stride: int, padding: tuple[int, int]) -> Array:
     """The convolution as a matrix product for each kernel row: sum_i columns[:, i::stride] @ kernel[i].
 
     `columns` has the kw column shifts side by side, a third of the bytes of all shifts of a 3x3 kernel.
     """
     kh, kw, channels, features = kernel.shape
-    dtype, pad = images.dtype, (padding, padding)
-    images = jnp.pad(images.astype(jnp.float32), ((0, 0), pad, pad, (0, 0)))  # the gradients of its parts are added up
+    dtype, pads = images.dtype, [(0, 0, 0), *((zeros, zeros, 0) for zeros in padding), (0, 0, 0)]
+    images = lax.pad(images.astype(jnp.float32), jnp.zeros(()), pads)  # float32: the gradients of its parts are added up
     height, width = ((length - size) // stride + 1 for length, size in zip(images.shape[1:3], (kh, kw), strict=True))
     columns = jnp.concatenate([images[:, :, column] for column in _shifts(kw, width, stride)], axis=-1)
     kernel = kernel.reshape(kh, kw * channels, features)
@@ -89,32 +117,29 @@ def _shifts(size: int, count: int, stride: int) -> list[slice]:
     return [slice(i, i + (count - 1) * stride + 1, stride) for i in range(size)]
 
 
-def _hybrid_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    """Gradients in forms that stay fast inside a compiled loop on a CPU.
-
-    The images' gradient at stride 1 is the convolution of the cotangent with the flipped kernel. The kernel's adds up im2col
-    products over small chunks of the batch, which stay in the cache.
-    """
-    images, kernel = residuals
-    kh, kw, _, _ = kernel.shape
+def _images_gradient(
+    conv: Callable[..., Array], images: Array, kernel: Array, cotangent: Array, stride: int, padding: tuple[int, int]
+) -> Array:
+    """The images' gradient: at stride 1 the convolution of the cotangent with the flipped kernel."""
     if stride == 1:
-        flipped = kernel[::-1, ::-1].swapaxes(2, 3)
-        images_gradient = _convolution(cotangent, flipped, 1, (kh - 1 - padding, kw - 1 - padding))
-    else:
-        # As a convolution this would multiply the zeros between the cotangent's entries: three of four at stride 2.
-        _, transpose = jax.vjp(lambda x: _im2col(x, kernel, stride, padding), images)
-        (images_gradient,) = transpose(cotangent)
-    return images_gradient, _kernel_gradient(images, cotangent, (kh, kw), stride, padding)
+        return conv(cotangent, *_flipped(kernel, padding))
+    # As a convolution this would multiply the zeros between the cotangent's entries: three of four at stride 2.
+    _, transpose = jax.vjp(lambda x: _im2col(x, kernel, stride, padding), images)
+    return transpose(cotangent)[0]
 
 
-def _kernel_gradient(images: Array, cotangent: Array, size: tuple[int, int], stride: int, padding: int) -> Array:
-    """sum_b patches(images_b)^T cotangent_b [kh, kw, ch, F], over chunks of about _CHUNK_POSITIONS output positions."""
+def _kernel_gradient(images: Array, cotangent: Array, size: tuple[int, int], stride: int, padding: tuple[int, int]) -> Array:
+    """sum_b patches(images_b)^T cotangent_b [kh, kw, ch, F], over chunks of about _CHUNK_POSITIONS output positions.
+
+    A chunk's patches stay in the cache.
+    """
     batch, height, width, features = cotangent.shape
     chunks = -(-batch // -(-_CHUNK_POSITIONS // (height * width)))
     chunk = -(-batch // chunks)  # all as large, or nearly
-    extra = (0, chunks * chunk - batch)  # zeros, which add nothing
-    images = jnp.pad(images, (extra, (padding, padding), (padding, padding), (0, 0)))
-    cotangent = jnp.pad(cotangent, (extra, (0, 0), (0, 0), (0, 0)))
+    extra, none = (0, chunks * chunk - batch, 0), (0, 0, 0)  # zeros, which add nothing
+    zero = jnp.zeros((), images.dtype)
+    images = lax.pad(images, zero, (extra, *((zeros, zeros, 0) for zeros in padding), none))  # or less, where padding is < 0
+    cotangent = lax.pad(cotangent, zero, (extra, none, none, none))
     rows, columns = _shifts(size[0], height, stride), _shifts(size[1], width, stride)
 
     def of_chunk(i: int | Array) -> Array:
@@ -127,7 +152,8 @@ def _kernel_gradient(images: Array, cotangent: Array, size: tuple[int, int], str
     return total.T.reshape(*size, images.shape[-1], features).astype(images.dtype)
 
 
-_hybrid = _xla_with(_hybrid_backward)
+_hybrid = _xla_with(_images_gradient, _kernel_gradient)
+"""XLA's convolution with gradients in forms that stay fast inside a compiled loop on a CPU."""
 
 
 def onednn_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
@@ -140,27 +166,36 @@ def onednn_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Conv
         return cpu_conv(images, kernel, stride, padding)
     if kernel.shape[:2] == (1, 1) and padding == 0:
         return product(images[:, ::stride, ::stride], kernel[0, 0], images.dtype).astype(images.dtype)
-    return _of_stride_1(images, kernel, stride, padding)
+    return _of_stride_1(images, kernel, stride, (padding, padding))
 
 
-def _of_stride_1_backward(stride: int, padding: int, residuals: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    """The images' gradient convolves with the flipped kernel.
-
-    The kernel's gradient is a convolution too: the images with channels as the batch axis, [ch, H, W, B], and the cotangent as
-    its kernel, [H', W', B, F]. A stride puts zeros between the cotangent's entries.
-    """
-    images, kernel = residuals
-    kh, kw, _, _ = kernel.shape
-    left = [(size + 2 * padding - k) % stride for size, k in zip(images.shape[1:3], (kh, kw), strict=True)]
+def _dilated(images: Array, size: Sequence[int], cotangent: Array, stride: int, padding: tuple[int, int]) -> Array:
+    """The cotangent of a convolution of stride 1, of which every `stride`-th result was kept: zeros in all other places."""
+    left = [(length + 2 * pad - k) % stride for length, pad, k in zip(images.shape[1:3], padding, size, strict=True)]
     zeros = [(0, 0, 0), *((0, end, stride - 1) for end in left), (0, 0, 0)]
-    cotangent = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), zeros)
-    flipped = kernel[::-1, ::-1].swapaxes(2, 3)
-    of_images = _convolution(cotangent, flipped, 1, (kh - 1 - padding, kw - 1 - padding))
-    of_kernel = xla_conv(images.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), 1, padding)
-    return of_images, of_kernel.transpose(1, 2, 0, 3)
+    return lax.pad(cotangent, jnp.zeros((), cotangent.dtype), zeros)
 
 
-_of_stride_1 = _xla_with(_of_stride_1_backward)
+def _images_gradient_of_stride_1(
+    conv: Callable[..., Array], images: Array, kernel: Array, cotangent: Array, stride: int, padding: tuple[int, int]
+) -> Array:
+    """The images' gradient: the convolution of the cotangent with the flipped kernel."""
+    return conv(_dilated(images, kernel.shape[:2], cotangent, stride, padding), *_flipped(kernel, padding))
+
+
+def _kernel_gradient_of_stride_1(
+    images: Array, cotangent: Array, size: tuple[int, int], stride: int, padding: tuple[int, int]
+) -> Array:
+    """The kernel's gradient as a convolution of the images, with channels as the batch axis, [ch, H, W, B].
+
+    Its kernel is the cotangent [H', W', B, F].
+    """
+    cotangent = _dilated(images, size, cotangent, stride, padding)
+    of_kernel = _convolution(images.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), 1, padding)
+    return of_kernel.transpose(1, 2, 0, 3)
+
+
+_of_stride_1 = _xla_with(_images_gradient_of_stride_1, _kernel_gradient_of_stride_1)
 
 
 def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
@@ -176,7 +211,7 @@ def _banded(images: Array, kernel: Array, stride: int, padding: int) -> Array:
     _, kw, channels, features = kernel.shape
     # As far as was measured: the layers of mnist_cnn and cnn.
     if stride > 1 or images.shape[2] + 2 * padding > 6 * kw or channels > 2 * kw or features >= 32:
-        return _hybrid(images, kernel, stride, padding)
+        return _hybrid(images, kernel, stride, (padding, padding))
     sides = _sides(images.astype(jnp.float32), kernel.shape, stride, (padding, padding))  # whose gradients are added up
     return _of_sides(sides, images, kernel, stride, (padding, padding))
 
@@ -308,7 +343,7 @@ def cpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolv
     if not fits or channels + kernel.shape[3] < 96:  # with 32 and 32, as in WRN-28-2, it gains nothing
         return _banded(images, kernel, stride, padding)
     if height * width <= _FEW_POSITIONS or channels >= _MANY_CHANNELS:
-        return _im2col(images, kernel, stride, padding)
+        return _im2col(images, kernel, stride, (padding, padding))
     right = 4 * (tiles + 1) - images.shape[2] - padding
     images = jnp.pad(images, ((0, 0), (padding, padding), (padding, right), (0, 0)))
     # Slices of whole columns copy whole channels; strided ones would copy number by number.
@@ -316,7 +351,7 @@ def cpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolv
     columns = [x[:, :, :-1] for x in fours] + [x[:, :, 1:] for x in fours[:2]]
     of_kernel = [kernel[:, j : j + 1] for j in range(3)]
     products = [
-        _hybrid(_combined(b, columns), _combined(g, of_kernel), 1, 0) for b, g in zip(_OF_IMAGES, _OF_KERNEL, strict=True)
+        _hybrid(_combined(b, columns), _combined(g, of_kernel), 1, (0, 0)) for b, g in zip(_OF_IMAGES, _OF_KERNEL, strict=True)
     ]
     out = jnp.concatenate([_combined(a, products) for a in _OF_PRODUCTS], axis=-1)
     return out.reshape(batch, height, 4 * tiles, kernel.shape[-1])[:, :, :width]
