@@ -95,6 +95,43 @@ def test_gradient_is_that_of_the_unpadded_batch():
     np.testing.assert_allclose(np.sum(unpadded * direction), (up - down) / 2e-4, rtol=1e-3)
 
 
+def numpy_gradient(x, g, scale):
+    """The gradient of sum(g y) for x [n, F], y = scale (x - mean) / sqrt(var + 1e-5), by the whole Jacobian of each channel."""
+    n, out = len(x), np.zeros_like(x)
+    for f in range(F):
+        centered = x[:, f] - x[:, f].mean()
+        root = np.sqrt(x[:, f].var() + 1e-5)
+        jacobian = (np.eye(n) - 1 / n) / root - np.outer(centered, centered) / (n * root**3)
+        out[:, f] = scale[f] * jacobian @ g[:, f]
+    return out
+
+
+@pytest.mark.parametrize("garbage", [0.0, np.nan])
+def test_gradients_are_those_of_the_jacobian_and_second_derivatives_those_of_its_differences(garbage):
+    params, stats = layer()
+    x, (g, direction) = batch(2, garbage), np.random.default_rng(3).normal(size=(2, B, H, W, F)).astype(np.float32)
+
+    def loss(x, scale, bias, g):
+        y, _ = train({"scale": scale, "bias": bias}, stats, x, MASK)
+        return jnp.sum(y * g)
+
+    def gradient(x, g):
+        return jax.grad(loss, (0, 1, 2))(x, params["scale"], params["bias"], g)
+
+    got = gradient(x, g)
+    real, cotangent, along = (np.float64(a[:REAL].reshape(-1, F)) for a in (x, g, direction))
+    expected = numpy_gradient(real, cotangent, params["scale"])
+    np.testing.assert_allclose(got[0][:REAL].reshape(-1, F), expected, rtol=1e-4, atol=1e-6)
+    assert not np.any(got[0][REAL:])
+    z = (real - real.mean(0)) / np.sqrt(real.var(0) + 1e-5)
+    np.testing.assert_allclose(got[1], (cotangent * z).sum(0), rtol=1e-4)
+    np.testing.assert_allclose(got[2], cotangent.sum(0), rtol=1e-4)
+    x = np.where(MASK[:, None, None, None], x, np.float32(9))  # of NaN the first derivatives alone are free
+    second = jax.grad(lambda x: jnp.sum(gradient(x, g)[0] * direction))(x)
+    ends = [numpy_gradient(real + step * along, cotangent, params["scale"]) for step in (1e-4, -1e-4)]
+    np.testing.assert_allclose(second[:REAL].reshape(-1, F), (ends[0] - ends[1]) / 2e-4, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("real", [0, 1])
 def test_no_nan_where_the_batch_has_at_most_one_example(real):
     params, stats = layer()
