@@ -33,6 +33,18 @@ def compiler_options(platform: str, conv: str = "xla") -> dict[str, str | bool]:
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
+@contextlib.contextmanager
+def _kept(conv: str) -> Iterator[None]:
+    """Within it programs are not put into JAX's cache on disk if they use `onednn_conv`, which jax 0.12 cannot store."""
+    name, before = "jax_persistent_cache_min_compile_time_secs", jax.config.jax_persistent_cache_min_compile_time_secs
+    if conv == "onednn":
+        jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
+
+
 class Program:
     """A function that is compiled at its first call and never traced again: other shapes or placements are an error."""
 
@@ -80,5 +92,7 @@ class Program:
             with self._timed():
                 with self._tracing():
                     lowered = self._jitted.lower(*args)
-                self._compiled = lowered.compile(compiler_options(jax.default_backend(), self._execution.conv))
+                conv = self._execution.conv
+                with _kept(conv):
+                    self._compiled = lowered.compile(compiler_options(jax.default_backend(), conv))
         return self._compiled

@@ -6,6 +6,7 @@ import re
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -14,6 +15,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.layout import BATCH_SIZE, BATCH_SIZE_ON_CPU, resolve
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Requires
+from fedjax_ssl.models.convolution import onednn_conv
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program, compiler_options
 from fedjax_ssl.simulation.round import RunState
@@ -143,6 +145,20 @@ def test_a_cpu_program_is_compiled_at_level_2_unless_told_otherwise(monkeypatch)
     assert Program(lambda x: x + 1, Execution())(1.0) == 2.0  # XLA knows the option
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_exclude_nondeterministic_ops=false")
     assert compiler_options("gpu") == {"xla_gpu_enable_triton_gemm": False}
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_jax_cannot_store_is_not_put_into_its_cache():
+    """In XLA's oneDNN form of convolutions, where the processor has one."""
+    images, kernel = jnp.ones((2, 8, 8, 8), jnp.bfloat16), jnp.ones((3, 3, 8, 8), jnp.bfloat16)
+    least = jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        out = Program(lambda *both: onednn_conv(*both, 1, 1), Execution(conv="onednn"))(images, kernel)
+        assert jax.config.jax_persistent_cache_min_compile_time_secs == 0.0
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+    assert float(out[0, 4, 4, 0]) == 72.0
 
 
 def test_sums_over_cpu_devices_are_not_combined():
