@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from collections.abc import Callable
 
 import jax
@@ -140,6 +141,23 @@ def test_second_derivatives(lowering, channels, stride):
 
     got, expected = (jax.grad(penalty)(kernels[0], name) for name in (lowering, "xla"))
     np.testing.assert_allclose(got, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(
+    ("lowering", "channels", "dtype"), [("cpu", 7, "float32"), ("cpu", 91, "float32"), ("onednn", 7, "bfloat16")]
+)
+def test_derivatives_of_gradients_convolve_by_the_usual_axes(lowering, channels, dtype):
+    """As XLA computes other convolutions number by number on a CPU: FedDure's meta-gradient is such a derivative."""
+    images, kernel = jnp.zeros((2, 8, 9, channels), dtype), jnp.zeros((3, 3, channels, 5), dtype)
+
+    def directional(images, kernel, cotangent, direction):
+        _, pullback = jax.vjp(lambda *both: LOWERINGS[lowering](*both, 1, 1), images, kernel)
+        return jax.vjp(pullback, cotangent)[1](direction)
+
+    cotangent = jnp.zeros((2, 8, 9, 5), dtype)
+    program = str(jax.make_jaxpr(directional)(images, kernel, cotangent, (images, kernel)))
+    specs = set(re.findall(r"rhs_spec=\(([\d, ]*)\)", program))
+    assert specs == {"3, 2, 0, 1"}
 
 
 @pytest.mark.parametrize(("lowering", "channels"), [*((name, 3) for name in LOWERINGS), ("cpu", 91)])
