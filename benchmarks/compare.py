@@ -3,9 +3,10 @@
     python -m benchmarks.compare --peers=DIR --json=benchmarks/results/compare_<machine>.json
 
 `cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, where our server takes one step of rate 0 and
-PyTorch's none. Each program first runs a job that no order of examples changes: its change of the model must agree with ours to
-TOLERANCE. Then each runs in processes of its own, in balanced turns. Of pfl and Flower, in one process or several, the fastest
-in the first turn goes on. pip installs the peers under DIR. Run time: 35 minutes on two CPU cores. Needs Linux.
+PyTorch's none; `feddure` is a step of FedDure on ResNet-9 with 10 labeled and 90 unlabeled images, by SGD. Each program first
+runs a job that no order of examples changes: its change of the model must agree with ours to TOLERANCE. Then each runs in
+processes of its own, in balanced turns. Of pfl and Flower, in one process or several, the fastest in the first turn goes on.
+pip installs the peers under DIR. Run time: 45 minutes on two CPU cores. Needs Linux.
 """
 
 import functools
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import harness
+from benchmarks import harness, round_time
 from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
 
@@ -35,18 +36,20 @@ TOLERANCE = 1e-4
 """How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's;
 a hundredth more of ASAM's radius or of the consistency term, or any part left out, makes more than 1.5e-3."""
 TIMEOUT_S = 1200.0
-ALIKE = {"epochs": 1, "channels_last": False, "float64": False}
+ALIKE = {"epochs": 1, "side": 32, "channels_last": False, "float64": False}
 CNN = {"clients": 1000, "per_client": 50, "batch_size": 10, "learning_rate": 0.1, "dropout": True, "rounds": 5}
 FL2 = {"clients": 2, "per_client": 64, "batch_size": 32, "learning_rate": 0.03, "confidence": 0.28, "rho": 0.1, "rounds": 3}
 FL2 |= {"depth": 28, "width": 2, "eval_batch_size": 250}
-JOBS: dict[str, dict[str, Any]] = {"cnn": ALIKE | CNN, "fl2": ALIKE | FL2}
+FEDDURE = {"clients": 2, "per_client": 100, "learning_rate": 0.01, "eta_s": 0.01, "eta_w": 5e-4, "steps": 1, "rounds": 3}
+JOBS: dict[str, dict[str, Any]] = {"cnn": ALIKE | CNN, "fl2": ALIKE | FL2, "feddure": ALIKE | FEDDURE}
 CHECKED: dict[str, dict[str, Any]] = {
     "cnn": {"learning_rate": 0.05, "dropout": False, "rounds": 2},
     "fl2": {"per_client": 8, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01, "float64": True},
+    "feddure": {"steps": 2, "rounds": 1, "side": 8, "float64": True},
 }
 """What differs where a job is checked: few steps, in which rounding grows; the CNN's clients have one image each, many times,
-and (FL)^2's batches are all that a client has. `float64` is how a peer computes."""
-COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}}
+and the batches of (FL)^2 and of FedDure are all that a client has. `float64` is how a peer computes."""
+COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}, "feddure": {"cpu": [2], "cuda": [10]}}
 HEAD = ("job", "clients", "program", "s a round (quartiles)", "times ours (turns)", "images/s", "model differs")
 
 
@@ -67,17 +70,31 @@ class Rival(NamedTuple):
 
 def rivals_of(kind: str, processes: list[int]) -> list[Rival]:
     """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes."""
-    ours = Rival(OURS, OURS)
-    if kind == "fl2":
-        return [ours, Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
+    ours = [Rival(OURS, OURS), Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
+    if kind != "cnn":
+        return ours
     pfl = [Rival(f"pfl, {number} processes", "pfl", {"processes": number}) for number in processes]
-    return [ours, *pfl, *(Rival(f"Flower, {number} actors", "flower", {"processes": number}) for number in processes)]
+    return [*ours, *pfl, *(Rival(f"Flower, {number} actors", "flower", {"processes": number}) for number in processes)]
 
 
 def config_of(job: dict[str, Any]) -> dict[str, Any]:
     """The config of a job here."""
     from configs import fl2_cifar10, pfl_cifar10
 
+    alike = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
+    if job["kind"] == "feddure":
+        workload = round_time.WORKLOADS["feddure_resnet9"]
+        config = round_time.config_of(workload, f"precision={job['precision']}", job["cohort"], job["steps"])
+        config["data"] |= alike | {"image_size": job["side"]}
+        sgd = {
+            "name": "sgd",
+            "momentum": 0.0,
+            "nesterov": False,
+            "weight_decay": 0.0,
+        }  # Adam makes steps of gradients that are 0
+        config["client"]["optimizer"] = sgd | {"learning_rate": job["learning_rate"]}
+        config["method"] |= {"eta_s": job["eta_s"], "eta_w": job["eta_w"]}
+        return config
     if job["kind"] == "cnn":
         config = pfl_cifar10.get_config()
         config.model.variant = "paper" if job["dropout"] else "plain"
@@ -94,7 +111,7 @@ def config_of(job: dict[str, Any]) -> dict[str, Any]:
         config.model.update(depth=job["depth"], width=job["width"])
     config.client.update(batch_size=job["batch_size"], epochs=job["epochs"])
     config.client.optimizer.learning_rate = job["learning_rate"]
-    config.data.update(num_clients=job["clients"], mean=(0.5,) * 3, std=(0.25,) * 3)
+    config.data.update(num_clients=job["clients"], **alike)
     config.update(cohort_size=job["cohort"], **RUNS_LONG)
     config.execution.precision = job["precision"]
     return config.to_dict()
@@ -103,7 +120,7 @@ def config_of(job: dict[str, Any]) -> dict[str, Any]:
 def run_ours(job: dict[str, Any], folder: pathlib.Path) -> Result:
     """A job's rounds here: its report, or `error`; the peers' data and the model at the end lie in the folder."""
     count = job["clients"] * job["per_client"] + (10 if job["kind"] == "fl2" else 0)
-    data = {"count": count, "shape": (32, 32, 3), "sorted_by_class": job["kind"] == "cnn" and job["checked"]}
+    data = {"count": count, "shape": (job["side"], job["side"], 3), "sorted_by_class": job["kind"] == "cnn" and job["checked"]}
     try:
         with Worker(environment=ON[job["device"]]) as worker:
             worker.ask("build", config=config_of(job), data=data)
@@ -126,7 +143,8 @@ def run_peer(rival: Rival, job: dict[str, Any], folder: pathlib.Path, peers: pat
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # which is for this Python
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={job['processes']}"]
     several = torchrun if rival.program == "pfl" and job["processes"] > 1 else []
-    command = [f"{peers}/{rival.program}/bin/python", *several, str(SCRIPTS / f"run_{rival.program}.py"), str(folder)]
+    script = job["kind"] if rival.program == "pytorch" else rival.program
+    command = [f"{peers}/{rival.program}/bin/python", *several, str(SCRIPTS / f"run_{script}.py"), str(folder)]
     error = harness.run_alone(command, folder / "log", TIMEOUT_S, environment | ON[job["device"]])
     return {"error": error} if error else json.loads((folder / "report.json").read_text())
 

@@ -169,7 +169,13 @@ class Session:
         self._rounds = self.experiment.rounds(state)
         arrays = {f"w:{name}": np.asarray(x, np.float32) for name, x in TO_TORCH[settings.model.name](weights).items()}
         index = np.asarray(problem.tables[0]["unlabeled" if settings.data.labels_at == "server" else "labeled"].index)
-        arrays |= {"images": np.asarray(problem.train.images)[index], "labels": np.asarray(problem.train.labels)[index]}
+        images = np.asarray(problem.train.images)
+        arrays |= {"images": images[index], "labels": np.asarray(problem.train.labels)[index]}
+        if settings.method.name == "feddure":
+            arrays["unlabeled"] = images[np.asarray(problem.tables[0]["unlabeled"].index)]
+            for layer, values in state.clients.w.items():
+                arrays[f"f:{layer}.weight"] = np.asarray(values["kernel"]).swapaxes(1, 2)
+                arrays[f"f:{layer}.bias"] = np.asarray(values["bias"])
         np.savez(pathlib.Path(folder, "data.npz"), mean=settings.data.mean, std=settings.data.std, **arrays)
 
     def write_end(self, folder: str) -> None:
@@ -248,7 +254,15 @@ def torch_wide_resnet(weights: Any) -> dict[str, np.ndarray]:
     return _in_torch(layers)
 
 
-TO_TORCH = {"emnist_cnn": torch_cnn, "wide_resnet": torch_wide_resnet}
+def torch_resnet9(weights: Any) -> dict[str, np.ndarray]:
+    """Likewise of FedDure's `resnet9`."""
+    layers = {"linear": weights.params["Dense_0"]}
+    for ours, theirs in (("Conv", "convs"), ("BatchNorm", "norms")):
+        layers |= {f"{theirs}.{i}": weights.params[f"{ours}_{i}"] for i in range(8)}
+    return _in_torch(layers)
+
+
+TO_TORCH = {"emnist_cnn": torch_cnn, "wide_resnet": torch_wide_resnet, "resnet9": torch_resnet9}
 
 
 def main() -> None:

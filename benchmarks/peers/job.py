@@ -20,6 +20,7 @@ class Job:
     """A job read from a folder; each setting that `benchmarks/compare.py` gives it is an attribute, too.
 
     `inputs` are each client's normalized images [n, ch, H, W] and labels [n], on the device, `weights` the initial model.
+    FedDure also has the clients' `unlabeled` images, and their F-regs as `regulators`.
     """
 
     def __init__(self, folder: str) -> None:
@@ -35,11 +36,17 @@ class Job:
         with np.load(self.folder / "data.npz") as data:
             mean, std = np.float32(data["mean"]), np.float32(data["std"])[:, None, None]
             self.weights = {key.removeprefix("w:"): torch.from_numpy(data[key]) for key in data.files if key.startswith("w:")}
-            self.inputs = []
-            for images, labels in zip(data["images"], data["labels"], strict=True):
+            self.regulators = {
+                key.removeprefix("f:"): torch.from_numpy(data[key]) for key in data.files if key.startswith("f:")
+            }
+
+            def normalized(images: np.ndarray) -> torch.Tensor:
                 x = torch.from_numpy(np.ascontiguousarray((np.float32(images) / 255 - mean).transpose(0, 3, 1, 2) / std))
-                x = x.to(self.device, self.dtype).contiguous(memory_format=self.layout)
-                self.inputs.append((x, torch.from_numpy(np.int64(labels)).to(self.device)))
+                return x.to(self.device, self.dtype).contiguous(memory_format=self.layout)
+
+            pairs = zip(data["images"], data["labels"], strict=True)
+            self.inputs = [(normalized(x), torch.from_numpy(np.int64(y)).to(self.device)) for x, y in pairs]
+            self.unlabeled = [normalized(x) for x in data["unlabeled"]] if "unlabeled" in data.files else []
 
     def now(self) -> float:
         """The time, once the device has done what it was given."""
