@@ -75,6 +75,7 @@ def test_a_peer_that_cannot_be_installed_says_why(tmp_path):
     assert compare.run_peer(compare.Rival("pfl", "pfl"), {}, tmp_path, tmp_path)["error"].startswith("not installed: ")
 
 
+@pytest.mark.slow
 def test_feddures_clients_have_both_kinds_of_images_and_a_regulator_of_their_own(tmp_path):
     job = job_of("feddure", cohort=2)
     session = programs.Session()

@@ -42,6 +42,7 @@ def test_kinds_add_up_to_the_round_beside_what_the_machine_needs():
     assert [kinds[kind]["least_s"] for kind in ("products", "conv", "norm")] == [2.0, 2.0, 0.5]
 
 
+@pytest.mark.slow
 def test_a_real_round_has_its_kinds_of_work(monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
     session = programs.Session()

@@ -210,7 +210,9 @@ def test_tfds_labels_outside_the_declared_classes_are_an_error(tiny_dir, monkeyp
         assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tiny_dir))
 
 
-@pytest.mark.parametrize("name", ["cifar10", "mnist", "fashion_mnist"])
+@pytest.mark.parametrize(
+    "name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mnist", "fashion_mnist"))]
+)
 def test_tfds_real_datasets_equal_pillows_decoding_and_have_the_normalization_that_is_listed(tfds_dir, no_network, name):
     dataset = sources.load(name, data_dir=tfds_dir)
     check_contract(dataset)
