@@ -45,10 +45,11 @@ JOBS: dict[str, dict[str, Any]] = {"cnn": ALIKE | CNN, "fl2": ALIKE | FL2, "fedd
 CHECKED: dict[str, dict[str, Any]] = {
     "cnn": {"learning_rate": 0.05, "dropout": False, "rounds": 2},
     "fl2": {"per_client": 8, "epochs": 2, "depth": 10, "rounds": 1, "learning_rate": 0.01, "float64": True},
-    "feddure": {"steps": 2, "rounds": 1, "side": 8, "float64": True},
+    "feddure": {"eta_w": 0.05, "rounds": 1, "side": 8, "float64": True},
 }
 """What differs where a job is checked: few steps, in which rounding grows; the CNN's clients have one image each, many times,
-and the batches of (FL)^2 and of FedDure are all that a client has. `float64` is how a peer computes."""
+and the batches of (FL)^2 and of FedDure are all that a client has. FedDure takes one step, in which F-reg moves far. `float64`
+is how a peer computes."""
 COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}, "feddure": {"cpu": [2], "cuda": [10]}}
 HEAD = ("job", "clients", "program", "s a round (quartiles)", "times ours (turns)", "images/s", "model differs")
 
