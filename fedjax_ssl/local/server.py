@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Int32, Shaped
 
-from fedjax_ssl import method
 from fedjax_ssl.arrays import Count, Key, Logits, Mask, Number, PyTree, check_alike
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Array, Examples
@@ -18,6 +17,7 @@ from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.local.training import GradientFn, Training, TrainState, minimize
 from fedjax_ssl.method import VIEWS, Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData
 from fedjax_ssl.metrics import Metrics
+from fedjax_ssl.models import norm
 from fedjax_ssl.options import MANY
 
 
@@ -271,10 +271,10 @@ def with_statistics(task: Task, settings: StaticNorm | None, weights: Weights, d
             index, mask = (jnp.concatenate([getattr(one, key) for one in both]) for key in ("index", "mask"))
             others, parts = _real_first(others, index, mask), []
         parts.append((others, settings.unlabeled_batch_size))
-    total = Aggregate(optax.tree.zeros_like(weights.stats), jnp.zeros(()))
+    total = norm.start(weights.stats)
     for examples, batch_size in parts:
         total = _collect(task, settings, weights, examples, batch_size, total)
-    return weights._replace(stats=optax.tree.where(total.weight > 0, method.averaged(total).update, weights.stats))
+    return weights._replace(stats=norm.finish(total, weights.stats))
 
 
 def _by_class(examples: Examples) -> Examples:
@@ -295,17 +295,17 @@ def _real_first(examples: Examples, index: Int32[Array, " n"], mask: Mask) -> Ex
 
 
 def _collect(
-    task: Task, settings: StaticNorm, weights: Weights, examples: Examples, batch_size: int, total: Aggregate
-) -> Aggregate:
-    """Adds the statistics of all batches of `examples`, weighted; they are the `update` of `total`."""
+    task: Task, settings: StaticNorm, weights: Weights, examples: Examples, batch_size: int, total: norm.Cumulative
+) -> norm.Cumulative:
+    """Adds the statistics of all batches of `examples`."""
     n = examples.index.shape[0]
     size = min(batch_size, n)
 
-    def step(s: Count, total: Aggregate) -> Aggregate:
+    def step(s: Count, total: norm.Cumulative) -> norm.Cumulative:
         batch = batching.in_order(s, examples.count, n, size)
         mask = count_examples(batch.mask)  # `train_logits` marks the logits, which are not used
         _, stats = task.train_logits(weights, task.views.plain(examples.take(batch.positions)), mask)
         weight = jnp.sum(batch.mask, dtype=jnp.float32) if settings.weighting == "examples" else 1.0
-        return Aggregate(jax.tree.map(lambda a, b: a + weight * b, total.update, stats), total.weight + weight)
+        return norm.add(total, stats, weight)
 
     return jax.lax.fori_loop(0, -(-examples.count // size), step, total)

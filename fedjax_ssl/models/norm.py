@@ -2,7 +2,7 @@
 
 In training a network normalizes by its batch and returns the batch's statistics, a pytree with leaves `mean` and `var`. Methods
 drop them ((FL)^2 and SemiFL), average them as PyTorch does (`running`), or average them over a pass through the data (static
-batch norm: `local.server.with_statistics`).
+batch norm: `start`, `add`, `finish`).
 """
 
 import functools
@@ -105,3 +105,30 @@ def running(stats: PyTree, batch_stats: PyTree, momentum: Number = 0.1) -> PyTre
     What Flax calls momentum is 1 minus this one.
     """
     return jax.tree.map(lambda old, new: (1.0 - momentum) * old + momentum * new, stats, batch_stats)
+
+
+class Cumulative(NamedTuple):
+    """A weighted average of statistics, not yet divided: the sum over batches, and the sum of their weights."""
+
+    total: PyTree
+    weight: Float32[Array, ""]
+
+
+def start(stats: PyTree) -> Cumulative:
+    """The average of no batch, for statistics of this structure."""
+    return Cumulative(jax.tree.map(jnp.zeros_like, stats), jnp.zeros((), jnp.float32))
+
+
+def add(cumulative: Cumulative, batch_stats: PyTree, weight: Number) -> Cumulative:
+    """The average with one more batch in it, of `weight` >= 0; 0 leaves the batch out, whatever it holds."""
+    weight = jnp.asarray(weight, jnp.float32)
+    total = jax.tree.map(lambda a, b: jnp.where(weight > 0, a + weight * b, a), cumulative.total, batch_stats)
+    return Cumulative(total, cumulative.weight + weight)
+
+
+def finish(cumulative: Cumulative, fallback_stats: PyTree) -> PyTree:
+    """sum_b w_b stats_b / sum_b w_b, the static batch-norm statistics; `fallback_stats` where all weights were 0."""
+    divisor = jnp.where(cumulative.weight > 0, cumulative.weight, 1.0)
+    return jax.tree.map(
+        lambda total, fallback: jnp.where(cumulative.weight > 0, total / divisor, fallback), cumulative.total, fallback_stats
+    )

@@ -16,7 +16,7 @@ from fedjax_ssl.method import ServerData
 from fedjax_ssl.methods import fedsiam
 from fedjax_ssl.metrics import whole
 from fedjax_ssl.models.flax_layers import aware_of
-from fedjax_ssl.models.norm import moments, running
+from fedjax_ssl.models.norm import add, finish, moments, running, start
 from tests import tiny
 from tests.golden.normalizing import normalize
 
@@ -184,6 +184,14 @@ def test_a_task_tracks_statistics_as_pytorch_does_with_its_own_momentum_where_it
     np.testing.assert_allclose(running(old, new)["mean"], [0.9 * 1.0 + 0.1 * 3.0], rtol=1e-6)
 
 
+def test_cumulative_average_leaves_out_a_batch_of_weight_zero():
+    _, stats = layer()
+    cumulative = add(start(stats), jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), stats), 0.0)
+    jax.tree.map(np.testing.assert_array_equal, finish(cumulative, stats), stats)
+    one = {"mean": np.float32([1, 2]), "var": np.float32([3, 4])}
+    jax.tree.map(np.testing.assert_array_equal, finish(add(cumulative, one, 2.0), stats), one)
+
+
 def norm_of_scaled(params, stats, images, *, mask=None, train=False, key=None):
     """A network that is one batch norm on pixels times a number: its statistics are those of the images, times that number."""
     return normalize(stats, params["scale"] * images, mask, train)
@@ -243,15 +251,6 @@ def test_static_norm_is_the_cumulative_average_over_labeled_and_client_batches(d
     share = [len(b) if weighting == "examples" else 1 for b in batches]
     np.testing.assert_allclose(got["mean"], np.average([b.mean(0) for b in batches], 0, share), rtol=1e-5)
     np.testing.assert_allclose(got["var"], np.average([b.var(0, ddof=1) for b in batches], 0, share), rtol=1e-4)
-
-
-@pytest.mark.parametrize("weighting", ["examples", "batches"])
-def test_static_norm_keeps_its_statistics_where_there_is_no_example(weighting):
-    images, nothing = jnp.zeros((2, 1, 3, 1), jnp.uint8), jnp.zeros(2, jnp.int32)
-    given = ServerData(Examples(images, nothing, jnp.int32(0), None), None, None, None, jnp.int32(0))
-    settings, old = server.StaticNorm("labeled", weighting, labeled_batch_size=2, unlabeled_batch_size=2), norm_weights(1.0)
-    new = server.with_statistics(norm_task("server"), settings, old, given)
-    jax.tree.map(np.testing.assert_array_equal, new, old)
 
 
 @pytest.mark.parametrize("order", ["apart", "joined", "class"])

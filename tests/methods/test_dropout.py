@@ -10,9 +10,8 @@ from fedjax_ssl import local
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import dropout_key, objectives, server
-from fedjax_ssl.method import Aggregate
 from fedjax_ssl.methods.fl2 import FL2Options, Labeling, client_gradient
-from fedjax_ssl.models import MODELS
+from fedjax_ssl.models import MODELS, norm
 from fedjax_ssl.models.layers import dropout
 from fedjax_ssl.models.registry import Model
 from tests import tiny
@@ -60,7 +59,7 @@ def test_each_supervised_step_drops_by_its_own_key_and_collecting_statistics_by_
     assert not np.array_equal(one, two)
     passes.clear()
     settings = server.StaticNorm("labeled", "examples", 4, 4)
-    jax.eval_shape(lambda: server._collect(task, settings, client.weights, examples, 4, Aggregate({}, jnp.zeros(()))))
+    jax.eval_shape(lambda: server._collect(task, settings, client.weights, examples, 4, norm.start({})))
     assert [key for _, _, key in passes] == [None]
 
 
