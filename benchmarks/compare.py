@@ -87,12 +87,8 @@ def config_of(job: dict[str, Any]) -> dict[str, Any]:
         workload = round_time.WORKLOADS["feddure_resnet9"]
         config = round_time.config_of(workload, f"precision={job['precision']}", job["cohort"], job["steps"])
         config["data"] |= alike | {"image_size": job["side"]}
-        sgd = {
-            "name": "sgd",
-            "momentum": 0.0,
-            "nesterov": False,
-            "weight_decay": 0.0,
-        }  # Adam makes steps of gradients that are 0
+        # Not Adam: it makes steps of the gradients of biases before batch norm, which are 0 but for rounding.
+        sgd = {"name": "sgd", "momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
         config["client"]["optimizer"] = sgd | {"learning_rate": job["learning_rate"]}
         config["method"] |= {"eta_s": job["eta_s"], "eta_w": job["eta_w"]}
         return config

@@ -157,9 +157,9 @@ _hybrid = _xla_with(_images_gradient, _kernel_gradient)
 
 
 def onednn_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
-    """What `xla_conv` computes, as bfloat16 convolutions of stride 1 in all directions, which XLA can leave to oneDNN.
+    """What `xla_conv` computes in bfloat16, with gradients as convolutions of stride 1, which XLA can all leave to oneDNN.
 
-    That takes the matrix units of a processor (AMX), where the program is compiled with `program.ONEDNN`. float32 is left to
+    oneDNN uses a processor's matrix units (AMX), if the program is compiled with `program.ONEDNN`. float32 is left to
     `cpu_conv`. Reverse mode only.
     """
     if images.dtype != jnp.bfloat16:
@@ -230,8 +230,8 @@ def _band(kernel: Array, tile: int) -> Array:
 def gpu_conv(images: Maps, kernel: Kernel, stride: int, padding: int) -> Convolved:
     """What `xla_conv` computes, as one large matrix product, and two for its gradients. Reverse mode only.
 
-    The tiles and the banded matrix are those of `_banded`, at every stride of 1: matrix units are made for 128 columns, and the
-    tiles of a 3x3 kernel with t = 4 hold each number of the image 4.5 times, not 9. Other strides have t = 1, the full im2col.
+    At stride 1 the tiles and the banded matrix are those of `_banded`. Matrix units are made for 128 columns, and with tiles of
+    t = 4 a 3x3 kernel holds each number of the image 4.5 times instead of 9. Other strides have t = 1, the full im2col.
     """
     return _tiled(images, kernel, stride, (padding, padding))
 

@@ -126,7 +126,7 @@ def test_gradients_are_those_of_the_jacobian_and_second_derivatives_those_of_its
     z = (real - real.mean(0)) / np.sqrt(real.var(0) + 1e-5)
     np.testing.assert_allclose(got[1], (cotangent * z).sum(0), rtol=1e-4)
     np.testing.assert_allclose(got[2], cotangent.sum(0), rtol=1e-4)
-    x = np.where(MASK[:, None, None, None], x, np.float32(9))  # of NaN the first derivatives alone are free
+    x = np.where(MASK[:, None, None, None], x, np.float32(9))  # second derivatives are not free of padded NaN
     second = jax.grad(lambda x: jnp.sum(gradient(x, g)[0] * direction))(x)
     ends = [numpy_gradient(real + step * along, cotangent, params["scale"]) for step in (1e-4, -1e-4)]
     np.testing.assert_allclose(second[:REAL].reshape(-1, F), (ends[0] - ends[1]) / 2e-4, rtol=1e-3, atol=1e-5)
