@@ -49,8 +49,12 @@ def _sum(number: Any) -> Sum:
 
 
 def _plus(first: Any, second: Any) -> Any:
-    is_known = isinstance(first, int) and isinstance(second, int)
-    return first + second if is_known else _sum(first).plus(_sum(second))
+    known = [isinstance(number, int) for number in (first, second)]
+    if all(known):
+        return first + second
+    if known[1] and not second:  # as with most operations: a sum of nothing would only take time to compile
+        return first
+    return second if known[0] and not first else _sum(first).plus(_sum(second))
 
 
 def with_passes(
