@@ -1,6 +1,6 @@
 """Evaluates finished or stopped runs: accuracy (also per class and client), confusion matrix, calibration; saves predictions.
 
-    python -m launch.evaluate DIR... [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
+    python -m launch.evaluate DIR... [--best] [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
 
 DIR is a run's folder, or one that holds several, such as a sweep: those that differ in their seeds alone also have a mean
 and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
@@ -45,13 +45,15 @@ def main(argv: Sequence[str]) -> int:
         paths = [path for one in options.workdir for path in run_folders(one)]
         if options.save and options.data:
             raise ValueError(f"--save: got it with --data={options.data}, accepted: for the runs' own test sets")
+        if options.save and options.which == "best":
+            raise ValueError("--save: got it with --best, accepted: for the last round, of which reports show the log")
         if out and len(paths) > 1:
             raise ValueError(f"--out: got {options.out} for {len(paths)} runs, accepted: with the folder of one run")
         reports: dict[str, evaluations.Report] = {}
         kinds = {}
         for folder in paths:
             try:
-                experiment, state = load(folder, data_dir=options.data_dir, path=options.path)
+                experiment, state = load(folder, data_dir=options.data_dir, path=options.path, which=options.which)
             except command.WRONG_INPUT as error:  # such as a run without a checkpoint: the others have their place
                 if folder == paths[-1] and not reports:
                     raise
@@ -88,6 +90,8 @@ def _is_new(texts: set[str], text: str) -> bool:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.Parser("evaluate", __doc__)
     parser.add_argument("workdir", metavar="DIR", nargs="+", help="a run's folder, or a folder of several runs")
+    best = "the model of the round that is the best by validation (keep_best), in place of the last round's"
+    parser.add_argument("--best", dest="which", action="store_const", const="best", default="newest", help=best)
     parser.add_argument("--data", help="other examples than the run's test set: an .npz file, or a folder of images")
     parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
     parser.add_argument("--path", default="", help="likewise for its data.path")

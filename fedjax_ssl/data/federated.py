@@ -42,10 +42,16 @@ class FederatedData(NamedTuple):
     client_data: Table  # all examples of each client, each once, its labeled ones first
     pooled: Table  # every unlabeled training example, also those that no client has, one row
     profiles: Profiles | None = None  # the clients' devices; None: all alike
+    validation: Table | None = None  # examples for validation, one row, which are in no other table; None: there are none
 
 
-TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled")
-"""The fields of FederatedData that are index tables."""
+TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled", "validation")
+"""The fields of FederatedData that are index tables; the last may be None."""
+
+
+def tables_of(data: "FederatedData") -> dict[str, Table]:
+    """The index tables of a split by their names."""
+    return {name: table for name in TABLES if (table := getattr(data, name)) is not None}
 
 
 class Examples(NamedTuple):
@@ -119,10 +125,11 @@ def widened(splits: Sequence[FederatedData], least: Mapping[str, int] | None = N
     A table gets as many columns as in the split where it has the most, or more, if `least` asks for more under its name.
     """
     least = least or {}
-    widths = {name: max(least.get(name, 0), *(getattr(data, name).index.shape[1] for data in splits)) for name in TABLES}
+    names = list(tables_of(splits[0]))
+    widths = {name: max(least.get(name, 0), *(getattr(data, name).index.shape[1] for data in splits)) for name in names}
 
     def widen(table: Table, width: int) -> Table:
         return table._replace(index=np.pad(table.index, ((0, 0), (0, width - table.index.shape[1]))))
 
-    tables: list[dict[str, Any]] = [{name: widen(getattr(data, name), widths[name]) for name in TABLES} for data in splits]
+    tables: list[dict[str, Any]] = [{name: widen(getattr(data, name), widths[name]) for name in names} for data in splits]
     return [data._replace(**own) for data, own in zip(splits, tables, strict=True)]

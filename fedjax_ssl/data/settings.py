@@ -49,6 +49,15 @@ class DataSettings(Model):
         description="Shares of training, validation and test examples in a new random split of all examples, such as 0.8, 0.05 "
         "and 0.15. If it is empty, the dataset's own split is used.",
     )
+    validation: Literal["none", "labels", "pool", "own"] = Field(
+        default="none",
+        description="Which examples the global model is also evaluated on, so that rounds and settings can be chosen without "
+        "the test data: none, a share of the server's labeled examples (`labels`), a share of all training examples (`pool`), "
+        "or the data's `own` validation part. Nobody trains on them. The seed draws the same share of each class.",
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1), ReadWhere(validation=("labels", "pool"))] = Field(
+        default=0.1, description="Share of the labeled, or of all training, examples that are taken out for validation."
+    )
     renumber_labels: bool = Field(
         default=False,
         description="Whether the labels of your own images, which may be any integers or texts, are numbered anew from 0 to "
@@ -169,6 +178,8 @@ class DataSettings(Model):
             if self.labels_at != "clients":
                 given = f"got {got!r} with data.labels_at={self.labels_at}"
                 raise ValueError(f"data.{key}: {given}, accepted: '', or labels_at=clients")
+        if self.validation == "labels" and self.labels_at != "server":
+            raise ValueError(f"data.validation: got labels with data.labels_at={self.labels_at}, accepted: none, pool, own")
         fractions, per_client = self.labeled_fraction, self.labels_at == "clients" and not apart
         if fractions and len(fractions) not in (1, self.num_clients if per_client else 1):
             accepted = f"one number, or {self.num_clients}, one per client" if per_client else "one number"

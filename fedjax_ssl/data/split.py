@@ -11,12 +11,16 @@ from fedjax_ssl.data.partition import PARTITIONS, balanced_labels, random_labels
 from fedjax_ssl.data.settings import DataSettings
 from fedjax_ssl.data.shares import Labels, Partition, Positions, Rows, mixed
 from fedjax_ssl.data.sources import Dataset
+from fedjax_ssl.data.sources.resplit import OTHERS
 
 _log = logging.getLogger(__name__)
 
 
 class Assignment(NamedTuple):
-    """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`."""
+    """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`.
+
+    Examples for `validation` are nobody's: training examples or, where they are the data's own, positions after these.
+    """
 
     server: Positions
     labeled: Rows
@@ -24,26 +28,62 @@ class Assignment(NamedTuple):
     pooled: Positions  # every unlabeled training example, also those that no client has
     unassigned: int  # training examples that neither the server nor a client has
     notes: tuple[str, ...]
+    validation: Positions
 
 
 def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
     """Draws a split of a training set; ValueError if the request cannot be met. No example of unknown class is labeled."""
     _check_natural(dataset, how)
+    if how.validation == "own":
+        if dataset.validation is None:
+            raise ValueError(f"{dataset.name} has no validation part of its own: take {OTHERS}")
+        first = len(dataset.train_labels)
+        return _drawn(dataset, how, seed)._replace(validation=first + np.arange(len(dataset.validation.labels)))
+    if how.validation != "pool":
+        return _drawn(dataset, how, seed)
+    labels, clients = dataset.train_labels, dataset.clients
+    validation = _share_for_validation(np.arange(len(labels)), labels, how, seed)
+    left = np.setdiff1d(np.arange(len(labels)), validation)
+    drawn = _drawn(dataset._replace(train_labels=labels[left], clients=None if clients is None else clients[left]), how, seed)
+    labeled, unlabeled = ([left[row] for row in rows] for rows in (drawn.labeled, drawn.unlabeled))
+    return Assignment(left[drawn.server], labeled, unlabeled, left[drawn.pooled], drawn.unassigned, drawn.notes, validation)
+
+
+def _share_for_validation(rows: Positions, labels: Labels, how: DataSettings, seed: int) -> Positions:
+    """The same share of each class in `rows`, drawn by the seed; ValueError where that is nothing, or all of a class."""
+    shuffled = np.random.default_rng([seed, 4]).permutation(rows)
+    chosen = np.sort(share_of_classes(shuffled, labels, how.validation_fraction))
+    left, present = np.setdiff1d(rows, chosen), labels[rows]
+    if not len(chosen) or len(np.unique(labels[left])) < len(np.unique(present)):
+        got = f"{how.validation_fraction:g} of {len(rows)} {'labeled' if how.validation == 'labels' else 'training'} examples"
+        what = "is less than one example of any class" if not len(chosen) else "leaves none of a class to train on"
+        raise ValueError(f"validation_fraction={got} {what}: give another share, or take more labels")
+    return chosen
+
+
+def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
+    """The split of a training set, of which validation takes at most a share of the server's labels."""
     labels = dataset.train_labels
     label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     empty = [np.zeros(0, np.int64)] * how.num_clients
-    server, labeled, apart = empty[0], empty, Partition([], empty[0])
+    server, labeled, apart, validation = empty[0], empty, Partition([], empty[0]), empty[0]
     if how.is_joint:
         shared = _share(how, "all", how.partition, dataset, np.arange(len(labels)), split_rng)
         labeled, unlabeled = _label_within(shared.rows, labels, how, label_rng)
     else:
         labeled_set, rest = _labeled_set(dataset, how, label_rng)
+        if how.validation == "labels":
+            validation = _share_for_validation(labeled_set, labels, how, seed)
+            labeled_set = np.setdiff1d(labeled_set, validation)
         source = rest if how.exclude_labeled and how.labels_first else np.arange(len(labels))
         shared = _share(how, "unlabeled", how.unlabeled_partition or how.partition, dataset, source, split_rng)
         if how.exclude_labeled and not how.labels_first:
             free = np.zeros(len(labels), bool)
             free[rest] = True
             *rows, unassigned = (row[free[row]] for row in (*shared.rows, shared.unassigned))
+            shared = shared._replace(rows=rows, unassigned=unassigned)
+        if len(validation) and not how.exclude_labeled:
+            *rows, unassigned = (np.setdiff1d(row, validation) for row in (*shared.rows, shared.unassigned))
             shared = shared._replace(rows=rows, unassigned=unassigned)
         # Batch norm sees them in this order, which must not tell their classes.
         unlabeled = shared.rows if (how.unlabeled_partition or how.partition) == "iid" else mixed(shared.rows, split_rng)
@@ -57,7 +97,7 @@ def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
         labeled = [np.union1d(own, row[labels[row] >= 0]) for own, row in zip(labeled, unlabeled, strict=True)]
         unlabeled = [row[labels[row] < 0] for row in unlabeled]
     assigned = np.zeros(len(labels), bool)
-    assigned[np.concatenate([server, *labeled, *unlabeled])] = True
+    assigned[np.concatenate([server, *labeled, *unlabeled, validation])] = True
     notes = [*apart.notes, *shared.notes]
     if how.labels_at == "clients" and (without := sum(len(row) == 0 for row in labeled)):
         notes.append(f"{without} of {len(labeled)} clients have no labeled example")
@@ -66,11 +106,13 @@ def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
         first = ", ".join(map(str, empty_ones[:5])) + (", ..." if len(empty_ones) > 5 else "")
         notes.append(f"{len(empty_ones)} of {len(labeled)} clients have no example: {first}")
     pooled = np.random.default_rng([seed, 3]).permutation(np.sort(pooled))
-    return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes))
+    return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes), validation)
 
 
 def log_notes(assignment: Assignment, num_examples: int) -> None:
-    """Logs how many training examples no client gets, and where the split differs from the request."""
+    """Logs how many training examples no client gets or validation takes, and where the split differs from the request."""
+    if len(assignment.validation):
+        _log.info("%d examples are for validation", len(assignment.validation))
     if assignment.unassigned:
         _log.info("%d of %d training examples are given to no client", assignment.unassigned, num_examples)
     for note in assignment.notes:
@@ -82,14 +124,18 @@ def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = 
     pooled = assignment.pooled
     if pooled_by_class:
         pooled = pooled[np.argsort(dataset.train_labels[pooled], kind="stable")]
+    train = Pool(dataset.train_images, dataset.train_labels.astype(np.int32))
+    if dataset.validation is not None:
+        train = Pool(*(np.concatenate(pair) for pair in zip(train, dataset.validation[:2], strict=True)))
     return FederatedData(
-        train=Pool(dataset.train_images, dataset.train_labels.astype(np.int32)),
+        train=train,
         test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
         server=pack([assignment.server]),
         labeled=pack(assignment.labeled),
         unlabeled=pack(assignment.unlabeled),
         client_data=pack([_union(*rows) for rows in zip(assignment.labeled, assignment.unlabeled, strict=True)]),
         pooled=pack([pooled]),
+        validation=pack([assignment.validation]) if len(assignment.validation) else None,
     )
 
 

@@ -10,10 +10,10 @@ import numpy as np
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.arrays import Number
+from fedjax_ssl.arrays import Number, PyTree
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
-from fedjax_ssl.data.federated import TABLES, FederatedData, widened
+from fedjax_ssl.data.federated import FederatedData, tables_of, widened
 from fedjax_ssl.data.sources import stand_in
 from fedjax_ssl.experiment import sizes
 from fedjax_ssl.experiment.arguments import naming, profiles_of, server_of, system_of, training_of
@@ -259,7 +259,7 @@ def _problem(drawn: Drawn, data: Sequence[FederatedData], method: Callable[[Numb
     is_traced = bool(config.vary) and not config.vary.startswith("data.")  # programs do not read a split's numbers
     requires = method(None).requires
     system = system_of(config) if requires.clients else None
-    tables = [{name: getattr(own, name) for name in TABLES} for own in data]
+    tables: list[dict[str, PyTree]] = [dict(tables_of(own)) for own in data]
     if system is not None:
         for own, run in zip(tables, runs, strict=True):
             own["profiles"] = profiles_of(run.settings)
@@ -297,8 +297,9 @@ def load_dataset(settings: Settings, *, reads: bool = True) -> sources.Dataset:
     data = settings.data
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
     options: dict[str, Any] = {"resplit": resplit, "renumber_labels": data.renumber_labels, "seed": settings.seed}
+    options["validation"] = data.validation == "own"
     with naming("data"):
-        found = stand_in.load(data.name, folder, resplit) if not (reads or path) else None
+        found = None if reads or path else stand_in.load(data.name, folder, resplit, validation=options["validation"])
         return found or sources.load(data.name, data_dir=folder, path=path, download=data.download and reads, **options)
 
 

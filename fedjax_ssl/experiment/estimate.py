@@ -46,7 +46,9 @@ def estimate(experiment: Experiment) -> Estimate:
     """The cost of an experiment; compiles a small program for it."""
     settings, problem = experiment.settings, experiment.problem
     of_round, before = counted(experiment)
-    evaluation = len(problem.test.labels) * len(experiment.method.predict)
+    validation = problem.data.validation
+    examples = len(problem.test.labels) + (0 if validation is None else int(validation.count[0]))
+    evaluation = examples * len(experiment.method.predict)
     examples = before.as_forward + settings.rounds * of_round.as_forward
     examples += -(-settings.rounds // settings.eval_every) * evaluation
     forward = _forward_flops(experiment)

@@ -15,6 +15,7 @@ from fedjax_ssl.arrays import Number
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment import inputs, inspection
+from fedjax_ssl.experiment.best import ENDED_EARLY, best, ending
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
 from fedjax_ssl.experiment.evaluation import predictions
 from fedjax_ssl.experiment.expansion import Run
@@ -31,6 +32,11 @@ Row = dict[str, Any]
 COSTS = ("comm/bytes_up", "comm/bytes_down", "cost/forward_passes", "cost/backward_passes")
 TOTALS = (*COSTS, "time/total_s", "time/compile_s")
 """What adds up over a run's rounds, resumes included."""
+
+
+def is_over(row: Row, settings: Settings) -> bool:
+    """Whether a run has no round after that of its `row`, or `row` says that it has none: it has diverged, or ended early."""
+    return REASON in row or ENDED_EARLY in row or bool(ending(row, settings))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -95,8 +101,9 @@ class Experiment:
         They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
         leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
         dispatch runs several rounds, each comes with the state after the last. DivergedError ends a single run; of several runs
-        the others go on. StoppedError ends a run with `client.on_nonfinite=stop`. In the rounds that
-        `diagnostics.clients_every` records, a row has under `clients` what each client did, in arrays [M].
+        the others go on. With `patience`, a run ends early where its validation gets no better. StoppedError ends a run with
+        `client.on_nonfinite=stop`. In the rounds that `diagnostics.clients_every` records, a row has under `clients` what each
+        client did, in arrays [M].
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):
@@ -105,7 +112,11 @@ class Experiment:
             yield new, rows[0] if one else rows
 
     def steps(self, state: RunState | None = None, last: Sequence[Row] | None = None) -> Iterator[tuple[RunState, list[Row]]]:
-        """As `rounds`, but always with a list of rows; that of a run that has diverged is `{"round": ..., REASON: why}`."""
+        """As `rounds`, but always with a list of rows.
+
+        That of a run that has diverged is `{"round": ..., REASON: why}`, and after a run has ended early, while others go on,
+        its rows are `{"round": ..., ENDED_EARLY: why}`.
+        """
         if self.lacking:
             raise ValueError(self.lacking)
         if state is None:
@@ -117,10 +128,10 @@ class Experiment:
         together = self.settings.execution.rounds_per_dispatch
         done = int(np.ravel(state.round)[0])
         for first in range(done + 1, self.settings.rounds + 1, together):
-            if all(REASON in row for row in rows):
+            if all(is_over(row, run.settings) for row, run in zip(rows, self.runs, strict=True)):
                 return
             compiled_before, start = self.simulator.compile_s, time.perf_counter()
-            labels = [None if REASON in row else str(run) for run, row in zip(self.runs, rows, strict=True)]
+            labels = [None if is_over(row, run.settings) else str(run) for run, row in zip(self.runs, rows, strict=True)]
             every = self.settings.diagnostics.clients_every
             is_recorded = every > 0 and first % every == 0  # then a dispatch is one round
             state, found = self.simulator.dispatch(state, labels if len(labels) > 1 else [""], record=is_recorded)
@@ -142,6 +153,8 @@ class Experiment:
 
         `last` is the previous round's row, and `before` the last row written before this process started.
         """
+        if why := last.get(ENDED_EARLY) or ending(last, run.settings):
+            return {"round": number, ENDED_EARLY: why}
         if reason := last.get(REASON) or divergence(number, metrics, run.settings):
             return {"round": number, REASON: reason}
         row = {name: value for name, value in metrics.items() if name not in ("server/non_finite", "perf/client_images", FAULT)}
@@ -149,7 +162,8 @@ class Experiment:
         if images := metrics.get("perf/client_images", 0):
             row["perf/client_images_per_s"] = images / seconds
         costs = {key: last[key] + metrics.get(key, 0) for key in COSTS}
-        return {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
+        row = {"round": number, **row, **costs, **{key: before[key] + value for key, value in spent.items()}}
+        return row | best(row, last, run.settings)
 
     def predict(self, state: RunState, images: np.ndarray) -> np.ndarray:
         """Logits float32 [N, C] of one run's global model.

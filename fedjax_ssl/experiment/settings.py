@@ -20,6 +20,7 @@ from fedjax_ssl.options import (
     MANY,
     SET,
     Count,
+    Is,
     Known,
     Model,
     Numbers,
@@ -39,6 +40,7 @@ TRACKERS = ("wandb", "mlflow")
 MOST_RUNS = 1_000  # in one program
 
 CLIENT_DATA = {"run.has_client_data": SET}
+VALIDATED = Is("{}=labels, pool or own", lambda word: word != "none")
 
 
 class ExecutionSettings(Model):
@@ -228,6 +230,17 @@ class Settings(Model):
     eval_every: Positive = Field(
         default=10, description="Number of rounds between two evaluations on the test data. The last round is always evaluated."
     )
+    keep_best: Annotated[Literal["", "val_accuracy", "val_loss"], ReadWhere({"data.validation": VALIDATED})] = Field(
+        default="",
+        description="What decides which evaluation is the best: the accuracy (`val_accuracy`) or the loss (`val_loss`) on the "
+        "validation examples, which `data.validation` takes out. The state of the best round is kept in the run's folder, "
+        "beside the newest ones. Empty keeps none.",
+    )
+    patience: Annotated[Count, ReadWhere(keep_best=SET)] = Field(
+        default=0,
+        description="Number of evaluations in a row without a better value of `keep_best` after which a run ends early. 0 runs "
+        "all rounds, and 5 to 20 is usual.",
+    )
     log_to: str = Field(
         default="",
         description="Where metrics go in addition to the run's folder, which always has them as JSON lines and for "
@@ -258,6 +271,13 @@ class Settings(Model):
             )
         if (last := self.seed + self.seeds - 1) > MANY:
             raise ValueError(f"seed: got {self.seed} with seeds={self.seeds}, whose last is {last}, accepted: at most {MANY}")
+        if self.keep_best and self.data.validation == "none":
+            accepted = "'', or a data.validation, such as pool"
+            raise ValueError(f"keep_best: got {self.keep_best} with data.validation=none, accepted: {accepted}")
+        if self.patience and not self.keep_best:
+            raise ValueError(f"patience: got {self.patience} with keep_best='', accepted: 0, or keep_best=val_accuracy")
+        if self.keep_best and self.execution.data == "disk":
+            raise ValueError(f"keep_best: got {self.keep_best} with execution.data=disk, accepted: '', or data=host")
         together = self.execution.rounds_per_dispatch
         for name in ("rounds", "eval_every", "checkpoint_every"):
             if (got := getattr(self, name)) % together:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_ssl.experiment import best
 from fedjax_ssl.experiment.evaluation import worst
 from fedjax_ssl.report import statistics
 from fedjax_ssl.report.extras import Evaluation
@@ -67,6 +68,33 @@ def results(grouped: Grouped, target: float) -> Table:
         "have a value. A group's name leads to its command."
     )
     return Table("results", "Test accuracy, and costs to a target accuracy", header, tuple(rows), note)
+
+
+def validated(grouped: Grouped) -> Table | None:
+    """The round that validation chooses, and the test accuracy there; None: no run has one."""
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        having = [run for run in group.used if best.ROUND in run.columns]
+        if not having:
+            continue
+        by = [run.config["keep_best"] for run in having]
+        scale = [100 if name == "val_accuracy" else 1 for name in by]
+        values = [one * statistics.last(run.column(f"best/{name}")) for run, name, one in zip(having, by, scale, strict=True)]
+        rounds, tested = ([statistics.last(run.column(key)) for run in having] for key in (best.ROUND, "best/accuracy"))
+        names = " and ".join(sorted({"accuracy, %" if name == "val_accuracy" else "loss" for name in by}))
+        early = sum(best.ENDED_EARLY in run.summary for run in having)
+        numbers = spread(rounds), names, spread(values), spread([100 * one for one in tested], 1)
+        rows.append((link(group), *numbers, spread([accuracy(run) for run in having], 1), f"{early} of {len(having)}"))
+    header = (grouped.heading, "round", "chosen by", "validation", "test, %", "last test, %", "ended early")
+    note = (
+        "The round with the best evaluation on the validation examples (`keep_best`), the first of equal ones; mean ± sample "
+        "standard deviation over runs. No round is chosen by its test accuracy."
+    )
+    return (
+        Table("validation", "The round that validation chooses, and its test accuracy", header, tuple(rows), note)
+        if rows
+        else None
+    )
 
 
 def costs(grouped: Grouped) -> Table:

@@ -27,6 +27,7 @@ PSEUDO_LABELS = {
 """These metrics and the test accuracy are the panels of (FL)^2's Figure 3."""
 TRAINING = {
     "eval/accuracy_online": ("Accuracy of the online network, %", 100), "eval/loss": ("Test loss", 1),
+    "eval/val_accuracy": ("Validation accuracy, %", 100), "eval/val_loss": ("Validation loss", 1),
     "client/loss": ("Loss at the clients", 1), "client/mask_rate": ("Accepted pseudo-labels, %", 100),
     "client/threshold": ("Mean threshold of the clients", 1), "client/upload_fraction": ("Uploaded share, %", 100),
     "client/instance_weight_mean": ("Weight of unlabeled examples", 1), "client/reward": ("Mean reward of the clients", 1),
@@ -154,7 +155,8 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
 def _results(made_from: Source) -> list[Item]:
     shown = [table for one in made_from.sweeps for table in _tables(one)]
     figures = [one for sweep in made_from.sweeps for one in _along(sweep)]
-    return [results.results(made_from.grouped, made_from.target), *shown, results.costs(made_from.grouped), *figures]
+    chosen = [table] if (table := results.validated(made_from.grouped)) else []
+    return [results.results(made_from.grouped, made_from.target), *chosen, *shown, results.costs(made_from.grouped), *figures]
 
 
 def _tables(sweep: cells.Sweep) -> Iterator[tables.Table]:

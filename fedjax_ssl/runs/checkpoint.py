@@ -24,6 +24,7 @@ from fedjax_ssl.runs.overwrite import remove
 from fedjax_ssl.simulation.client_states import OnDisk
 from fedjax_ssl.simulation.distributed import is_key
 
+CHECKPOINTS, BEST = "checkpoints", "best"  # the folders of a run's newest states, and of its best ones
 STATE, ROWS, MANIFEST, UNFINISHED = "state", "rows", "manifest.json", ".tmp"
 KEPT = 2
 _log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ def is_unfinished(path: pathlib.Path) -> bool:
 class Checkpoints(AbstractContextManager):
     """The newest two checkpoints of one run, in `<workdir>/checkpoints/<round>`; one process at a time may use the folder.
 
+    In the folder `best` all stay until `delete_before`.
+
     A checkpoint is written to `<round>.tmp`. Once all of it is on disk the folder gets its name, and then older ones go: a kill
     or a power cut at any moment leaves the newest whole ones. Orbax's CheckpointManager renames and deletes folders without a
     sync, so that a power cut may take both, and has no checksum and no files that checkpoints share.
@@ -45,9 +48,9 @@ class Checkpoints(AbstractContextManager):
     With `read_only` nothing in the folder changes, so that another process may be writing to it.
     """
 
-    def __init__(self, workdir: str | os.PathLike[str], *, read_only: bool = False):
+    def __init__(self, workdir: str | os.PathLike[str], *, read_only: bool = False, name: str = CHECKPOINTS):
         logging.getLogger("absl").addFilter(_without_orbax_chatter)
-        self.folder = pathlib.Path(workdir).absolute() / "checkpoints"
+        self.folder = pathlib.Path(workdir).absolute() / name
         if not read_only:
             make_folder(self.folder)
             for unfinished in filter(is_unfinished, self.folder.iterdir()):
@@ -124,7 +127,7 @@ class Checkpoints(AbstractContextManager):
                 raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
             raise
         sync(self.folder)
-        for old in sorted(self.rounds())[:-KEPT]:
+        for old in sorted(self.rounds())[:-KEPT] if self.folder.name == CHECKPOINTS else ():
             self._delete(old)
 
     def restore(self, template: PyTree, upto: int | None = None) -> tuple[int, PyTree] | None:
@@ -181,6 +184,11 @@ class Checkpoints(AbstractContextManager):
         for newer in [number for number in self.rounds() if number > round]:
             self._delete(newer)
         sync(self.folder)
+
+    def delete_before(self, round: int) -> None:
+        """Deletes those before the last one of the rounds up to `round`."""
+        for older in sorted(number for number in self.rounds() if number <= round)[:-1]:
+            self._delete(older)
 
     def wait(self) -> None:
         """Returns once the newest save is on disk; raises what made it fail, once."""

@@ -12,14 +12,14 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import REMEDY, plain, read_json, remove_unfinished, write_json
 from fedjax_ssl.runs import provenance
 from fedjax_ssl.runs.changes import REGISTERED, kept
-from fedjax_ssl.runs.checkpoint import is_unfinished
+from fedjax_ssl.runs.checkpoint import BEST, CHECKPOINTS, is_unfinished
 from fedjax_ssl.runs.clients import CLIENTS
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
 
 CONFIG, SUMMARY, RUN, DIVERGED = "config.json", "summary.json", "run.json", "diverged.json"
 EVALUATION = "evaluation.json"  # of `launch.evaluate --save`
-FOLDERS = ("checkpoints", "tensorboard", "wandb", CLIENTS, REGISTERED)
+FOLDERS = (CHECKPOINTS, BEST, "tensorboard", "wandb", CLIENTS, REGISTERED)
 OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db", *FOLDERS)
 
 
@@ -63,7 +63,8 @@ def check_place(workdir: pathlib.Path, *, is_several: bool) -> None:
 
 def _check_kinds(workdir: pathlib.Path) -> None:
     """Raises ValueError where something else has the name of one of a run's files or folders."""
-    saved = [path for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() or is_unfinished(path)]
+    inside = (path for name in (CHECKPOINTS, BEST) for path in (workdir / name).glob("*"))
+    saved = [path for path in inside if path.name.isdecimal() or is_unfinished(path)]
     for path in (*(workdir / name for name in OURS), *saved):
         if os.path.lexists(path) and path.is_dir() != (path.name in FOLDERS or path in saved):
             raise ValueError(f"{path} is {'a folder' if path.is_dir() else 'no folder'}, unlike a run's: {REMEDY}")
@@ -109,6 +110,8 @@ def dependence(experiment: Experiment, before: int) -> str:
     for options in (run.settings.method for run in experiment.runs):
         now, then = (options.for_rounds(rounds).model_dump() for rounds in (settings.rounds, before))
         found += [f"method.{key}={getattr(options, key)}" for key in now if now[key] != then[key]]
+    if settings.keep_best and before % settings.eval_every:
+        found.append(f"keep_best={settings.keep_best}, which has seen round {before}, the last one")
     if experiment.method.requires.rounds:
         found.append(f"method.name={settings.method.name}, which reads the number of rounds")
     return ", ".join(dict.fromkeys(found))

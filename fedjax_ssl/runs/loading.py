@@ -8,25 +8,31 @@ import pathlib
 from fedjax_ssl import methods, models
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment.arguments import profiles_of
+from fedjax_ssl.experiment.best import ROUND
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.files import read_json
 from fedjax_ssl.runs import changes, provenance
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints
 from fedjax_ssl.runs.folder import CONFIG, RUN
-from fedjax_ssl.runs.log import complete_lines
+from fedjax_ssl.runs.log import complete_lines, read_row
 from fedjax_ssl.runs.run import check_same_run, log_of
 from fedjax_ssl.simulation.round import RunState
 
 Path = str | os.PathLike[str]
 ACCEPTED = "accepted: the folder of a run that has one"
+WHICH = {"newest": CHECKPOINTS, "best": BEST}
 IN_MEMORY = ("arrays", "text_features")  # the names of data that `build` got, where they have no path
 
 
-def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", path: str = "") -> tuple[Experiment, RunState]:
+def load(
+    workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", path: str = "", which: str = "newest"
+) -> tuple[Experiment, RunState]:
     """The experiment of a run, and its newest state: of one run's folder, finished or stopped. The folder is only read.
+
+    If `which` is `best`, it is the state of the round that is the best by validation (the setting `keep_best`).
 
     Data that have moved since are found by `data_dir` or `path`, which take the place of the config's; data that were in memory
     are given as `dataset`. A method or a network that is not the package's has to be registered before. Where this machine
@@ -68,17 +74,30 @@ def load(workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", p
     (run,) = experiment.runs
     run = run._replace(settings=run.settings.model_copy(update={"system": settings.system}))
     experiment = dataclasses.replace(experiment, runs=(run,), lacking=lacking)
-    if not (folder / "checkpoints").is_dir():
-        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint, {ACCEPTED}")
-    with Checkpoints(folder, read_only=True) as checkpoints:
-        found = checkpoints.restore(experiment.simulator.template())
-    if found is None:
-        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint yet, {ACCEPTED}")
-    if len(complete_lines((log := log_of(folder)).path)) >= found[0]:  # else it is gone, and the checkpoint alone counts
-        check_same_run(log, found[0], checkpoints.log)
+    state = _state(folder, experiment, which)
     program = changes.program(experiment)
     changes.warn({folder: changes.changed(folder / RUN, settings, program)}, changes.LOADED)
-    return experiment, found[1]
+    return experiment, state
+
+
+def _state(folder: pathlib.Path, experiment: Experiment, which: str) -> RunState:
+    """The state in a run's newest checkpoint, or in that of its best round."""
+    if which not in WHICH:
+        raise ValueError(f"which: got {which!r}, accepted: {' or '.join(WHICH)}")
+    if not (folder / WHICH[which]).is_dir():
+        kept = " of a best round, which keep_best keeps" if which == "best" else ""
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint{kept}, {ACCEPTED}")
+    log = log_of(folder)
+    lines = complete_lines(log.path)
+    upto = read_row(lines[-1]).get(ROUND, 0) if lines and which == "best" else None
+    with Checkpoints(folder, read_only=True, name=WHICH[which]) as checkpoints:
+        found = checkpoints.restore(experiment.simulator.template(), upto)
+    if found is None or upto not in (None, found[0]):
+        of = f" of the best round, {upto}" if upto else " yet"
+        raise FileNotFoundError(f"workdir: got {folder}, which has no checkpoint{of}, {ACCEPTED}")
+    if len(lines) >= found[0]:  # else it is gone, and the checkpoint alone counts
+        check_same_run(log, found[0], checkpoints.log)
+    return found[1]
 
 
 def run_folders(workdir: Path) -> list[pathlib.Path]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from fedjax_ssl.experiment.best import ROUND, ending
 from fedjax_ssl.experiment.divergence import StoppedError
 from fedjax_ssl.experiment.experiment import Experiment, Row
 from fedjax_ssl.runs.signals import Stop
@@ -23,7 +24,7 @@ def rounds(
 ) -> Iterator[tuple[int, list[Row], list[RunState]]]:
     """Runs the rounds up to `end`, or to a signal: yields (round, a row for each run, their states if they are to be saved).
 
-    Where the last state is not saved yet, it comes once more, with no rows. It ends early where all runs have diverged. `begun`
+    Where the last state is not saved yet, it comes once more, with no rows. It ends early where all runs are over. `begun`
     is that of process 0, which tells the others, or tells them None: there is nothing to do.
     """
     settings, simulator = experiment.settings, experiment.simulator
@@ -54,6 +55,7 @@ def rounds(
         done = rows[0]["round"]
         if is_due := done % settings.checkpoint_every == 0:
             saved = done
-        yield done, rows, simulator.split(state) if is_due else []
+        is_kept = is_due or any(row.get(ROUND) == done or ending(row, settings) for row in rows)
+        yield done, rows, simulator.split(state) if is_kept else []
     if saved < done:
         yield done, [], simulator.split(state)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from fedjax_ssl.arrays import PyTree, digest
-from fedjax_ssl.data.federated import TABLES
+from fedjax_ssl.data.federated import Table
 from fedjax_ssl.data.sources import SYNTHETIC, Dataset, unpadded
 from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
@@ -59,7 +59,7 @@ def check_began(path: pathlib.Path, settings: Settings) -> None:
 def widths(experiment: Experiment) -> dict[str, int]:
     """The number of columns of each index table, which several runs pad to the largest of them."""
     tables = experiment.problem.tables[0]
-    return {name: int(tables[name].index.shape[1]) for name in TABLES}
+    return {name: int(table.index.shape[1]) for name, table in tables.items() if isinstance(table, Table)}
 
 
 def layout(path: pathlib.Path) -> Layout | None:
@@ -140,11 +140,11 @@ def data_digests(experiment: Experiment, *, devices: bool = True) -> list[str]:
     problem = experiment.problem
     of_all = digest((problem.train, problem.test))
 
-    def own(name: str, table: PyTree) -> PyTree:
+    def own(table: PyTree) -> PyTree:
         """A table without the columns that it has for the runs beside it."""
-        return table._replace(index=table.index[:, : max(1, int(np.max(table.count)))]) if name in TABLES else table
+        return table._replace(index=table.index[:, : max(1, int(np.max(table.count)))]) if isinstance(table, Table) else table
 
-    parts = [[own(name, table) for name, table in tables.items() if devices or name in TABLES] for tables in problem.tables]
+    parts = [[own(table) for table in tables.values() if devices or isinstance(table, Table)] for tables in problem.tables]
     return [digest(own, of_all.copy()).hexdigest() for own in parts]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from fedjax_ssl import moved
+from fedjax_ssl.experiment.best import ENDED_EARLY
 from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import DamagedError, plain, read_json
@@ -58,8 +59,8 @@ class Run(NamedTuple):
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has its last round, and has not diverged."""
-        return self.rounds_done == self.config["rounds"] and not self.reason
+        """Whether it has its last round, or has ended early, and has not diverged."""
+        return (self.rounds_done == self.config["rounds"] or ENDED_EARLY in self.summary) and not self.reason
 
     @property
     def state(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 
+from fedjax_ssl.experiment.best import ENDED_EARLY, ROUND, ending
 from fedjax_ssl.experiment.divergence import REASON, DivergedError
 from fedjax_ssl.experiment.experiment import TOTALS, Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
@@ -14,7 +15,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import REMEDY, read_json, write_json
 from fedjax_ssl.options import plural
 from fedjax_ssl.runs import changes, loop, provenance
-from fedjax_ssl.runs.checkpoint import Checkpoints
+from fedjax_ssl.runs.checkpoint import BEST, Checkpoints
 from fedjax_ssl.runs.clients import ClientsLog
 from fedjax_ssl.runs.folder import CONFIG, DIVERGED, RUN, SUMMARY, folders, write_run
 from fedjax_ssl.runs.lock import owned
@@ -36,9 +37,10 @@ class RefusedError(ValueError):
 
 
 def is_finished(folder: pathlib.Path, rounds: int) -> bool:
-    """Whether a run's folder has the summary of so many rounds; a damaged one is none."""
+    """Whether a run's folder has the summary of so many rounds, or of a run that has ended early; a damaged one is none."""
     try:
-        return read_json(folder / SUMMARY)["rounds"] >= rounds
+        found = read_json(folder / SUMMARY)
+        return found["rounds"] >= rounds or ENDED_EARLY in found
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -67,17 +69,34 @@ def diverged(folder: pathlib.Path) -> str:
     return str(read_json(path)[REASON]) if path.exists() else ""
 
 
+def ended_early(folder: pathlib.Path) -> str:
+    """Why the run in a folder has ended before its last round, though it has not diverged; empty: it has not ended so."""
+    return str(read_json(folder / SUMMARY).get(ENDED_EARLY, "")) if is_finished(folder, 1) else ""
+
+
+def _over(folder: pathlib.Path) -> Row:
+    """Why the run in a folder is over, though others beside it go on, under REASON or ENDED_EARLY; empty: it is not."""
+    reasons = {REASON: diverged(folder), ENDED_EARLY: ended_early(folder)}
+    return {key: why for key, why in reasons.items() if why}
+
+
 class _Folder(NamedTuple):
     """One run's files."""
 
     path: pathlib.Path
     log: MetricsLog
     checkpoints: Checkpoints
+    best: Checkpoints
 
     @property
-    def diverged(self) -> str:
-        """Why the run has diverged; empty: it has not."""
-        return diverged(self.path)
+    def over(self) -> Row:
+        """Why the run is over, see `_over`."""
+        return _over(self.path)
+
+    def keep_best(self) -> None:
+        """Waits for the best state to be on disk, and deletes older ones that no checkpoint, resumed from, would have."""
+        self.best.wait()
+        self.best.delete_before(min(self.checkpoints.rounds(), default=0))
 
 
 def run(
@@ -107,6 +126,8 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
         for own, path in zip(experiment.runs, paths, strict=True):
             _mend_summary(own.settings, path, experiment)
     left = [i for i, path in enumerate(paths) if not is_finished(path, rounds)]
+    if left:  # runs that have ended early keep their places in the program, so that the others have the same bits
+        left = sorted({*left, *(i for i, path in enumerate(paths) if ended_early(path))})
     with _refusing():
         for i, path in enumerate(paths):
             provenance.check_began(path / RUN, experiment.runs[i].settings)
@@ -121,16 +142,23 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
     ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
     program = changes.program(experiment) if ended else {}
     of_ended = {paths[i]: changes.changed(paths[i] / RUN, experiment.runs[i].settings, program) for i in ended}
-    if any(not (paths[i] / DIVERGED).exists() for i in left):
+    if not all(_over(paths[i]) for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
-            opened = [_Folder(p, log_of(p), stack.enter_context(Checkpoints(p))) for p in (paths[i] for i in left)]
+            opened = []
+            for path in (paths[i] for i in left):
+                newest, best = (stack.enter_context(made) for made in (Checkpoints(path), Checkpoints(path, name=BEST)))
+                opened.append(_Folder(path, log_of(path), newest, best))
             _go_on(some, opened, stop, end, command)
     else:
         exchanged(None)  # other processes wait for what `loop.rounds` tells them
     changes.warn(of_ended, changes.ENDED)
     if all(is_finished(path, rounds) for path in paths):
-        _log.info("%s done, results in %s", "the round is" if rounds == 1 else f"all {rounds} rounds are", workdir)
+        early = {str(run): why for run, path in zip(experiment.runs, paths, strict=True) if (why := ended_early(path))}
+        for name, why in early.items():
+            _log.info("%sended early: %s", f"{name}: " * (len(paths) > 1), why)
+        what = "all runs are" if early else "the round is" if rounds == 1 else f"all {rounds} rounds are"
+        _log.info("%s done, results in %s", what, workdir)
     reasons = {i: diverged(paths[i]) for i in left if (paths[i] / DIVERGED).exists()}
     if reasons:
         of_runs = "; ".join(f"{experiment.runs[i]}: {reason}" for i, reason in reasons.items())
@@ -165,27 +193,37 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                 write_run(run_files, experiment, layout, command, program)
             for folder, board, row in zip(opened, boards, rows, strict=bool(rows)):
                 of_clients = row.pop(CLIENTS_KEY, None)
-                if REASON not in row:
+                if not {REASON, ENDED_EARLY} & row.keys():
                     if of_clients:
                         ClientsLog(folder.path).append(done, of_clients)
                     folder.log.append(row)
                     for tracker in board:
                         tracker.add(done, tracked(row))
-                elif not folder.diverged:
+                elif REASON in row and not folder.over:
                     write_json(folder.path / DIVERGED, row)
             if rows:
                 progress.update(done, seen(rows))
             if states:
-                _save(opened, done, states)
-    if done < settings.rounds and (stop.signal is not None or done >= end):  # else all have diverged
+                _save(opened, done, states, rows, settings)
+            for own, folder, row in zip(experiment.runs, opened, rows, strict=bool(rows)):
+                if ending(row, own.settings):
+                    _finish(folder, own.settings, layout, experiment.num_params)
+    if done < settings.rounds and not all(folder.over for folder in opened):
         changed = " without --stop_after, or with a larger number," if done >= end else ""
         _log.info("stopped after round %d of %d, the same command%s goes on", done, settings.rounds, changed)
     for own, folder in zip(experiment.runs, opened, strict=True):
-        if done >= settings.rounds and not folder.diverged:
-            with _refusing():
-                rows = _whole_log(folder.path, settings.rounds)
-            folder.checkpoints.wait()  # a run with a summary is not run again
-            write_json(folder.path / SUMMARY, summary(own.settings, rows, layout, experiment.num_params))
+        ends_here = done >= settings.rounds or any(ending(row, own.settings) for row in folder.log.rows()[-1:])
+        if ends_here and not folder.over:
+            _finish(folder, own.settings, layout, experiment.num_params)
+
+
+def _finish(folder: _Folder, settings: Settings, layout: Layout, num_params: int) -> None:
+    """Writes the summary of a run whose last row is in its log."""
+    with _refusing():
+        rows = _whole_log(folder.path, settings)
+    folder.checkpoints.wait()  # a run with a summary is not run again
+    folder.keep_best()
+    write_json(folder.path / SUMMARY, summary(settings, rows, layout, num_params))
 
 
 def log_of(folder: pathlib.Path) -> MetricsLog:
@@ -197,7 +235,7 @@ def _mend_summary(settings: Settings, folder: pathlib.Path, experiment: Experime
     """Writes a damaged summary anew from a log of all rounds, where there is no checkpoint from which the run could do so."""
     with Checkpoints(folder, read_only=True) as checkpoints:
         if _has_damaged_summary(folder) and not checkpoints.rounds():
-            rows = _whole_log(folder, settings.rounds)
+            rows = _whole_log(folder, settings)
             write_json(folder / SUMMARY, summary(settings, rows, experiment.layout, experiment.num_params))
             _log.warning(WRITTEN_ANEW, folder / SUMMARY)
 
@@ -208,7 +246,7 @@ def _has_damaged_summary(folder: pathlib.Path) -> bool:
 
 def _check_finished(folder: pathlib.Path, settings: Settings) -> None:
     """Raises ValueError where a finished run's files are damaged, or summary, log and checkpoints are of several runs."""
-    last, end = _whole_log(folder, settings.rounds)[-1], read_json(folder / SUMMARY)
+    last, end = _whole_log(folder, settings)[-1], read_json(folder / SUMMARY)
     read_json(folder / RUN)
     with Checkpoints(folder, read_only=True) as checkpoints:
         check_same_run(log_of(folder), *checkpoints.newest_log())
@@ -226,25 +264,33 @@ def _refusing() -> Iterator[None]:
         raise RefusedError(str(error)) from error
 
 
-def _whole_log(folder: pathlib.Path, rounds: int) -> list[Row]:
-    """The rows of a run that has finished so many rounds; ValueError where its log is damaged, or lacks any of them."""
+def _whole_log(folder: pathlib.Path, settings: Settings) -> list[Row]:
+    """The rows of a run that has finished; ValueError where its log is damaged, or lacks any of them."""
     rows = MetricsLog(folder).rows()
-    if len(rows) < rounds:
-        raise ValueError(f"{folder / 'metrics.jsonl'} has {len(rows)} of {plural(rounds, 'finished round')}: {REMEDY}")
+    if len(rows) < settings.rounds and not any(ending(row, settings) for row in rows[-1:]):
+        got = f"{len(rows)} of {plural(settings.rounds, 'finished round')}"
+        raise ValueError(f"{folder / 'metrics.jsonl'} has {got}: {REMEDY}")
     return rows
 
 
-def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState]) -> None:
+def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState], rows: Sequence[Row], settings: Settings) -> None:
+    """Saves the states of round `done`: of all runs where that is due, else of those whose best or last round it is."""
+    is_due = not rows or done % settings.checkpoint_every == 0
     for folder in opened:  # none takes the place of a checkpoint that the others still need
         folder.checkpoints.wait()
-    for folder, own in zip(opened, states, strict=True):
-        if not folder.diverged:
+    for folder, own, row in zip(opened, states, rows or [{}] * len(opened), strict=True):
+        if folder.over:
+            continue
+        if row.get(ROUND) == done:
+            folder.best.save(done, own, log=folder.log.digest())
+        if is_due or ending(row, settings):
+            folder.keep_best()
             folder.checkpoints.save(done, own, log=folder.log.digest())
 
 
 def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
     """The newest round of which all runs that have not diverged have a checkpoint, or round 0."""
-    live = [folder for folder in opened if not folder.diverged]
+    live = [folder for folder in opened if not folder.over]
     done, states = _newest_of_all(experiment, live)
     for folder in live:
         _check_log(folder, done, experiment.settings)
@@ -253,14 +299,15 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
     for folder in live:
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
+        folder.best.delete_after(done)
         folder.log.truncate(done)
         ClientsLog(folder.path).truncate(done)
     if not states:
-        return loop.Begun(0, [], [{REASON: folder.diverged} if folder.diverged else {} for folder in opened])
-    # In the place of a run that has diverged the program runs the first of the others once more.
+        return loop.Begun(0, [], [folder.over for folder in opened])
+    # In the place of a run that is over the program runs the first of the others once more.
     own = iter(states)
-    of_all = [states[0] if folder.diverged else next(own) for folder in opened]
-    last = [{"round": done, REASON: folder.diverged} if folder.diverged else folder.log.rows()[-1] for folder in opened]
+    of_all = [states[0] if folder.over else next(own) for folder in opened]
+    last = [{"round": done, **folder.over} if folder.over else folder.log.rows()[-1] for folder in opened]
     return loop.Begun(done, of_all, last)
 
 

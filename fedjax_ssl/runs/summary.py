@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
+from fedjax_ssl.experiment.best import ENDED_EARLY, ending
 from fedjax_ssl.experiment.experiment import TOTALS, Row
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
@@ -26,8 +27,13 @@ def seen(rows: Sequence[Row]) -> Row:
 
 
 def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, object]:
-    """The content of `summary.json`. `eval/accuracy` is the last round's; speed is all images over all rounds' seconds."""
+    """The content of `summary.json`.
+
+    `eval/accuracy` is the last round's, and `best/accuracy` that of the round which is the best by validation; speed is all
+    images over all rounds' seconds.
+    """
     last = rows[-1]
+    early = {ENDED_EARLY: why} if (why := ending(last, settings)) else {}
     # Not the last round of an earlier, shorter run.
     numbers = {row["round"] for row in rows if row["round"] % settings.eval_every == 0 or row is last}
     accuracies = [row["eval/accuracy"] for row in rows if "eval/accuracy" in row and row["round"] in numbers][-5:]
@@ -37,10 +43,11 @@ def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int
         "method": settings.method.name,
         "dataset": settings.data.name,
         "seed": settings.seed,
-        "rounds": settings.rounds,
+        "rounds": last["round"],
+        **early,
         "eval/accuracy": last["eval/accuracy"],
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
-        **{name: last[name] for name in TOTALS},
+        **{name: value for name, value in last.items() if name in TOTALS or name.startswith("best/")},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
         "strategy": layout.strategy,
         "device": f"{layout.devices * layout.runs_at_once} x {jax.devices()[0].device_kind}",

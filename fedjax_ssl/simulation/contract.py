@@ -19,10 +19,10 @@ from fedjax_ssl.options import one_line
 WORDS = {"aggregator": ("sum", "stack"), "labels_at": ("server", "clients"), "server_training": ("after", "parallel")}
 """The words that fields of a Method and of its Requires may have."""
 
-OWNED_GROUPS = ("time/", "cost/", "eval/", "sim/", "internal/")
+OWNED_GROUPS = ("time/", "cost/", "eval/", "best/", "sim/", "internal/")
 OWNED = (
-    "round", "clients", "diverged", "perf/client_images_per_s", "server/non_finite", "client/id", "client/non_finite",
-    "client/participants", "client/weight", "client/update_norm", "client/cosine", "client/seconds",
+    "round", "clients", "diverged", "ended_early", "perf/client_images_per_s", "server/non_finite", "client/id",
+    "client/non_finite", "client/participants", "client/weight", "client/update_norm", "client/cosine", "client/seconds",
 )  # fmt: skip
 """Metrics of a round that are the simulation's own: no method may give another number under such a name."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
-from fedjax_ssl.data.federated import Pool
+from fedjax_ssl.data.federated import Pool, Table
 from fedjax_ssl.method import Cohort, Method
 from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum, mean, reduce, values
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
@@ -62,23 +62,28 @@ def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]
     return columns
 
 
-def evaluate(method: Method, server: PyTree, test: Pool, execution: Execution) -> Metrics:
-    """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images."""
-    (n,) = test.labels.shape
+def evaluate(method: Method, server: PyTree, pool: Pool, execution: Execution, validation: Table | None = None) -> Metrics:
+    """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
+
+    Of a table for `validation` it is on these examples of the pool, and the metrics are called `eval/val_...`.
+    """
+    prefix, n = ("eval/", len(pool.labels)) if validation is None else ("eval/val_", validation.index.shape[1])
+    count = n if validation is None else validation.count[0]
     size, devices = min(execution.batch_size, n), execution.devices
     first, *_ = method.predict
-    names = {name: "eval/accuracy" if name == first else f"eval/accuracy_{name}" for name in method.predict}
+    names = {name: f"{prefix}accuracy" if name == first else f"{prefix}accuracy_{name}" for name in method.predict}
     # Devices share the batches; those past the end are empty.
     start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0
 
     def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
-        batch = batching.in_order(start + s * devices, jnp.int32(n), n, size)
-        images, labels = test.images[batch.positions], test.labels[batch.positions]
+        batch = batching.in_order(start + s * devices, jnp.int32(count), n, size)
+        positions = batch.positions if validation is None else validation.index[0, batch.positions]
+        images, labels = pool.images[positions], pool.labels[positions]
         logits = {name: predict(server, images, batch.mask) for name, predict in method.predict.items()}
         new = {names[name]: mean(jnp.argmax(x, axis=-1) == labels, batch.mask) for name, x in logits.items()}
-        new["eval/loss"] = mean(losses.cross_entropy(logits[first], labels), batch.mask)
+        new[f"{prefix}loss"] = mean(losses.cross_entropy(logits[first], labels), batch.mask)
         return jax.tree.map(jnp.add, total, new)
 
     zero = Mean(jnp.zeros(()), jnp.zeros(()))
-    total = jax.lax.fori_loop(0, -(-n // (size * devices)), step, dict.fromkeys((*names.values(), "eval/loss"), zero))
+    total = jax.lax.fori_loop(0, -(-n // (size * devices)), step, dict.fromkeys((*names.values(), f"{prefix}loss"), zero))
     return jax.lax.psum(total, CLIENTS) if devices > 1 else total

@@ -101,7 +101,9 @@ class Simulator:
             return rounds(state, *data, record=True)
 
         def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
-            return evaluate(problem.checked_method(inputs.number), server, pools[1], execution)
+            method, validation = problem.checked_method(inputs.number), inputs.tables.get("validation")
+            found = dict(evaluate(method, server, pools[1], execution))
+            return found if validation is None else found | dict(evaluate(method, server, pools[0], execution, validation))
 
         each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
         initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
@@ -229,7 +231,7 @@ class Simulator:
             state = jax.device_put(copied(saved), self._where.state)
 
     def evaluate(self, state: RunState) -> list[Row]:
-        """Accuracy and loss of each run's global model on the test set."""
+        """Accuracy and loss of each run's global model on the test set, and on the validation examples if there are any."""
         check_alive(state)
         return self._of_each_run(self._evaluate(state.server, self._inputs, self._pools))
 

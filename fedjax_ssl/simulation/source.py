@@ -161,7 +161,11 @@ class HostSource:
     def __init__(self, problem: Problem, place: Sharding) -> None:
         self._problem, self._place, self._method, self._data = problem, place, problem.first_method, problem.data
         self.tables: tuple[Mapping[str, PyTree], ...] = ({},)
-        self.pools: tuple[None, Pool] = (None, problem.test)
+        self.pools: tuple[Pool | None, Pool] = (None, problem.test)
+        if (validation := self._data.validation) is not None:  # these examples alone are on the device
+            rows = validation.index[0]
+            self.tables = ({"validation": validation._replace(index=np.arange(len(rows), dtype=np.int32)[None])},)
+            self.pools = (Pool(problem.train.images[rows], problem.train.labels[rows]), problem.test)
         self.shards = 1
         self._capacity = capacity(self._data, problem.spec.cohort_size, reads_next=self._method.requires.next_cohort)
         self._ahead: tuple[int, Cohort, RoundData] | None = None

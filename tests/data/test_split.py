@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from configs.splits import SPLITS
 from fedjax_ssl.data import preview, sources, split
+from fedjax_ssl.data.federated import tables_of
 from fedjax_ssl.data.partition import balanced_labels, class_counts, dirichlet
 from fedjax_ssl.data.settings import DataSettings
+from fedjax_ssl.data.sources.checks import Part
 from tests.data.common import labels_alone, same
 
 LABELS = np.random.default_rng(0).permutation(np.arange(3000) % 10)
@@ -242,3 +244,52 @@ def test_clients_without_any_example_are_named():
     assert drawn.notes == (f"{len(empty)} of 30 clients have no example: {', '.join(map(str, empty[:5]))}, ...",)
     assert f"note: {drawn.notes[0]}" in preview.table(preview.preview(drawn, np.arange(60) % 2, 2)).splitlines()
     assert split.draw(labels_alone(np.arange(60) % 2, 2), how.model_copy(update={"partition": "iid"}), 0).notes == ()
+
+
+@pytest.mark.parametrize("way", [{}, {"partition": "dirichlet"}, {"labels_at": "clients", "labeled_fraction": (0.2,)}], ids=str)
+def test_nobody_has_the_share_of_each_class_that_validation_takes_from_the_pool(way):
+    labels = np.where(np.arange(3000) % 7 == 0, -1, LABELS)
+    drawn = draw(labels=labels, validation="pool", validation_fraction=0.1, **way)
+    known = histogram([np.arange(3000)], labels)[0]
+    assert histogram([drawn.validation], labels)[0].tolist() == [round(0.1 * count) for count in known]
+    assert np.all(labels[drawn.validation] >= 0)
+    others = every([drawn.server, *drawn.labeled, *drawn.unlabeled])
+    assert not {*others} & {*drawn.validation.tolist()}
+    assert len(others) == 3000 - len(drawn.validation) - drawn.unassigned
+    assert not {*drawn.pooled.tolist()} & {*drawn.validation.tolist()}
+    assert drawn.validation.tolist() != draw(1, labels, validation="pool", **way).validation.tolist()
+
+
+@pytest.mark.parametrize("way", [{}, {"exclude_labeled": False}, {"labels_first": False}], ids=str)
+def test_validation_takes_a_share_of_the_servers_labels_from_everybody(way):
+    whole, drawn = draw(**way), draw(validation="labels", validation_fraction=0.25, **way)
+    assert histogram([drawn.validation])[0].tolist() == [5] * 10
+    assert sorted([*drawn.server, *drawn.validation]) == whole.server.tolist()
+    for rows in (drawn.unlabeled, [drawn.pooled]):
+        assert not {*every(rows)} & {*drawn.validation.tolist()}
+    assert drawn.unassigned == whole.unassigned
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_labels": 10, "validation": "labels"}, "0.1 of 10 labeled examples is less than one example of any class"),
+        ({"validation": "labels", "validation_fraction": 0.99}, "0.99 of 200 labeled examples leaves none of a class"),
+        ({"validation": "own"}, "has no validation part of its own"),
+        ({"validation": "labels", "labels_at": "clients"}, "data.validation: got labels with data.labels_at=clients"),
+    ],
+)
+def test_a_validation_that_cannot_be_is_refused(keys, message):
+    with pytest.raises(ValueError, match=message):
+        draw(**keys)
+
+
+def test_the_datas_own_validation_part_follows_the_training_examples():
+    data, own = sources.synthetic(num_train=300, num_test=100), sources.synthetic(num_train=300, num_test=40, seed=1)
+    data = data._replace(validation=Part(own.test_images, own.test_labels))
+    how = DataSettings(num_clients=5, num_labels=20, validation="own")
+    found = split.tables(data, split.draw(data, how, 0))
+    rows = found.validation.index[0, : found.validation.count[0]]
+    assert np.array_equal(found.train.images[rows], own.test_images)
+    assert np.array_equal(found.train.labels[rows], own.test_labels)
+    assert max(int(table.index.max()) for name, table in tables_of(found).items() if name != "validation") < 300

@@ -12,6 +12,7 @@ from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, known
 from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named
+from fedjax_ssl.data.sources.resplit import OTHERS, Splits
 from fedjax_ssl.data.sources.text import Raw, from_features
 from fedjax_ssl.data.sources.values import array_of
 from fedjax_ssl.options import did_you_mean
@@ -34,6 +35,7 @@ def load(
     renumber_labels: bool = False,
     seed: int = 0,
     download: bool = False,
+    validation: bool = False,
 ) -> Dataset:
     """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name.
 
@@ -41,7 +43,8 @@ def load(
     that it has in neither form is fetched into it, if `download` is true. `path` is the file or folder of a dataset that is
     stored as one of GENERIC, as `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`; it has to
     be None for `digits`, `synthetic` and text features. `renumber_labels` is for files of images: their labels, integers or
-    text, become 0..C-1 in sorted order, and the log says which is which. The seed draws `resplit` and `synthetic`. Raises
+    text, become 0..C-1 in sorted order, and the log says which is which. The seed draws `resplit` and `synthetic`.
+    With `validation` the data have to have a validation part of their own, which is read, too. Raises
     FileNotFoundError, which says what to get where, and ValueError for an unknown name, an argument that the source does not
     take, or unusable data.
     """
@@ -55,11 +58,14 @@ def load(
         raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
     if renumber_labels and kind not in ("npz", "image_folder"):
         raise ValueError(f"renumber_labels=True is for npz and image_folder, got name={name!r}: drop it")
-    found = tfds.load(name, data_dir, resplit, seed) if kind == "tfds" else None
+    if validation and kind not in ("npz", "image_folder", "tfds"):
+        raise ValueError(f"{name} has no validation part of its own: take {OTHERS}")
+    how = Splits(resplit, seed, validation)
+    found = tfds.load(name, data_dir, how) if kind == "tfds" else None
     if found is None and path is None and name in ORIGINALS:
-        found = originals.load(name, data_dir, resplit, seed, fetch=download)
+        found = originals.load(name, data_dir, how, fetch=download)
     elif kind in GENERIC:
-        found = _from_path(name, kind, path, resplit, seed, renumber_labels)
+        found = _from_path(name, kind, path, how, renumber_labels)
         found = found if about else quality.warn(found)
     elif kind != "tfds":
         found = builtin.digits() if name == DIGITS else synthetic(seed=seed)
@@ -131,7 +137,9 @@ def padded(data: Dataset, size: int) -> Dataset:
             f"data.image_size: got {size} for images of {width} x {height} pixels, accepted: 0, or {minimum} and more"
         )
     borders = [(0, 0), *(((size - side) // 2, (size - side + 1) // 2) for side in (height, width)), (0, 0)]
-    return data._replace(train_images=np.pad(data.train_images, borders), test_images=np.pad(data.test_images, borders))
+    train, test = np.pad(data.train_images, borders), np.pad(data.test_images, borders)
+    valid = data.validation and data.validation._replace(images=np.pad(data.validation.images, borders))
+    return data._replace(train_images=train, test_images=test, validation=valid)
 
 
 def unpadded(images: np.ndarray, stored_shape: Sequence[int]) -> np.ndarray:
@@ -142,7 +150,7 @@ def unpadded(images: np.ndarray, stored_shape: Sequence[int]) -> np.ndarray:
     return images[:, rows, columns]
 
 
-def _from_path(name: str, kind: str, path: str | None, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
+def _from_path(name: str, kind: str, path: str | None, how: Splits, renumber: bool) -> Dataset:
     """The dataset in a file or folder of the user's."""
     if path is None:
         raise ValueError(f"name={name!r} needs path: give the {'folder' if kind == 'image_folder' else 'file'} to read")
@@ -150,7 +158,7 @@ def _from_path(name: str, kind: str, path: str | None, resplit: Sequence[float] 
     try:
         if kind == "text_features":
             return text.load(name, path)
-        return (npz if kind == "npz" else folders).load(name, path, resplit, seed, renumber)
+        return (npz if kind == "npz" else folders).load(name, path, how, renumber)
     except ValueError as error:
         if path in str(error):
             raise

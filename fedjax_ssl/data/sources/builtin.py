@@ -12,7 +12,7 @@ def digits() -> Dataset:
 
     bunch = load_digits()
     images = np.rint(bunch.images[..., None] * (255.0 / 16.0)).astype(np.uint8)  # its pixels are 0..16
-    train, test = stratified(Part(images, bunch.target), 1437, 360, seed=0)
+    train, test, _ = stratified(Part(images, bunch.target), 1437, 360, seed=0)
     return dataset("digits", train, test, 10)
 
 

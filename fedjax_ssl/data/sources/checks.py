@@ -42,6 +42,8 @@ class Dataset(NamedTuple):
     """Where the examples are from, unless their positions say it: images in files, or splits that were drawn anew."""
     whole: str = ""
     """Where splits were drawn anew, a digest of all examples before the draw, which does not depend on the seed."""
+    validation: "Part | None" = None
+    """The data's own validation examples, where `data.validation=own` asks for them."""
     sizes_from: str = ""
     """Who says the dataset's size, where random images stand in for its own (`stand_in`); empty where they are its own."""
 
@@ -69,6 +71,19 @@ def dataset(name: str, train: Part, test: Part, num_classes: int | None = None) 
             "resize them to one shape"
         )
     return join(name, train, test, num_classes)
+
+
+def with_validation(data: Dataset, valid: Part | None) -> Dataset:
+    """A dataset of images with validation examples, checked; None: as it is."""
+    if valid is None:
+        return data
+    where, shape = f"{data.name} validation", data.train_images.shape[1:]
+    valid = checked_part(where, valid)
+    if valid.images.shape[1:] != shape:
+        raise ValueError(f"{where}: images have shape {valid.images.shape[1:]}, and train images {shape}: resize them to one")
+    if (largest := int(valid.labels.max(initial=0))) >= data.num_classes:
+        raise ValueError(f"{where}: label {largest} is out of range for {data.num_classes} classes: remove such examples")
+    return data._replace(validation=valid)
 
 
 def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> Dataset:

@@ -5,7 +5,7 @@ In both forms `train.csv` may say which client each image belongs to.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -17,12 +17,12 @@ from jaxtyping import Int32, Shaped
 from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import Dataset, Part, names_of
 from fedjax_ssl.data.sources.labels import clients, numbered
-from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.data.sources.resplit import VALID, Splits, with_splits
 from fedjax_ssl.data.sources.tables import columns, rows_of
 from fedjax_ssl.data.sources.values import UNLABELED, from_text
 
 _log = logging.getLogger(__name__)
-_SPLITS = {"train": ("train",), "valid": ("valid", "val", "validation"), "test": ("test",)}
+_SPLITS = {"train": ("train",), VALID: ("valid", VALID, "validation"), "test": ("test",)}
 _UNLABELED = "unlabeled"  # the folder of images whose class nobody knows
 _NEEDED = (
     "needed are train/<class>/*.png and test/<class>/*.png, or train/*.png with train.csv, likewise test; a folder of classes, "
@@ -39,24 +39,24 @@ class Files(NamedTuple):
     others: list[Path]
 
 
-def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
+def load(name: str, path: str, how: Splits, renumber: bool) -> Dataset:
     """The dataset in a folder, see `sources.load`: classes are the sorted names of the folders of its first split.
 
-    With `resplit`, all three splits are merged, and the folder may also contain the classes, or the images, themselves.
+    With `how.resplit`, all three splits are merged, and the folder may also contain the classes, or the images, themselves.
     """
     root = Path(path)
     if not root.is_dir():
         raise FileNotFoundError(f"path={path}: no such folder: give the folder that holds train/ and test/")
     found = _split_folders(root)
-    if resplit is None:
+    if how.resplit is None:
         missing = [split for split in ("train", "test") if split not in found]
         if missing:
             has = ", ".join(one.name for one in images.listing(root).folders[:9] if one not in found.values())
             raise FileNotFoundError(f"path={path} has no folder {missing[0]}/{has and f', but {has}'}: {_NEEDED}")
-        found = {split: found[split] for split in ("train", "test")}
+        found = {split: found[split] for split in how.names if split in found}
     files, classes = _files(root, found or {"all": _whole(root)})
-    if resplit is None:
-        files["test"] = files["test"]._replace(clients=None)
+    if how.resplit is None:
+        files |= {split: own._replace(clients=None) for split, own in files.items() if split != "train"}
     first = next(iter(files))
     if (root / _UNLABELED).is_dir():
         files[first] = _joined(files[first], _unlabeled(root / _UNLABELED))
@@ -70,7 +70,7 @@ def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renum
         )
     parts = {split: part._replace(origins=_named(root, files[split])) for split, part in _read(name, path, files).items()}
     renumber = renumber and not classes  # those of folders have their numbers
-    return with_splits(name, parts, resplit, seed, renumber=renumber, classes=classes)
+    return with_splits(name, parts, how, renumber=renumber, classes=classes)
 
 
 def _named(root: Path, files: Files) -> Shaped[np.ndarray, " N"]:

@@ -10,11 +10,11 @@ import numpy as np
 
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
 from fedjax_ssl.data.sources.labels import clients
-from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.data.sources.resplit import VALID, Splits, with_splits
 from fedjax_ssl.files import regular
 from fedjax_ssl.host_memory import free_bytes
 
-_SPLITS = ("train", "val", "test")
+_SPLITS = ("train", VALID, "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
 CLIENT, CLASSES = "client", "classes"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}  # 3.0 names fields
@@ -22,17 +22,18 @@ UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError
 """What NumPy raises for damaged, encrypted or pickled arrays."""
 
 
-def load(name: str, path: str, resplit: Sequence[float] | None, seed: int, renumber: bool) -> Dataset:
-    """The dataset in a file, see `sources.load`. With `resplit`, a training part is enough."""
-    arrays, names = read(path, [*(key.format(split) for pair in _KEYS for key in pair for split in _SPLITS), CLIENT, CLASSES])
+def load(name: str, path: str, how: Splits, renumber: bool) -> Dataset:
+    """The dataset in a file, see `sources.load`. With `how.resplit`, a training part is enough."""
+    wanted = [key.format(split) for pair in _KEYS for key in pair for split in _SPLITS]
+    arrays, names = read(path, [*wanted, CLIENT, CLASSES])
     for pair in _KEYS:
         keys = {split: [key.format(split) for key in pair] for split in _SPLITS}
         splits = {split: Part(arrays[x], arrays[y]) for split, (x, y) in keys.items() if {x, y} <= arrays.keys()}
-        if splits.keys() >= ({"train", "test"} if resplit is None else {"train"}):
+        if splits.keys() >= ({"train", "test"} if how.resplit is None else {"train"}):
             if CLIENT in arrays:
                 train = splits["train"]
                 splits["train"] = train._replace(clients=clients(f"{name} train", arrays[CLIENT], len(train.labels)))
-            return with_splits(name, splits, resplit, seed, renumber=renumber, classes=arrays.get(CLASSES, ()))
+            return with_splits(name, splits, how, renumber=renumber, classes=arrays.get(CLASSES, ()))
     raise ValueError(
         f"path={path} holds {', '.join(names) or 'nothing'}: needed are x_train, y_train, x_test, y_test "
         "or train_images, train_labels, test_images, test_labels; data.resplit, such as (0.8, 0.05, 0.15), makes a test part"

@@ -21,14 +21,14 @@ from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
-from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.data.sources.resplit import VALID, Splits, with_splits
 from fedjax_ssl.data.sources.tfds import decode
 
 Reader = Callable[[dict[str, Path]], dict[str, Part]]
 """Paths of a dataset's files, by name -> its splits."""
 
 
-def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int, *, fetch: bool = True) -> Dataset:
+def load(name: str, data_dir: str | None, how: Splits, *, fetch: bool = True) -> Dataset:
     """A dataset of `catalog.ORIGINALS`, whose files are fetched where they are missing and `fetch` is true.
 
     Raises what `download.obtain` raises, and ValueError for files of another format.
@@ -41,7 +41,7 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed:
     paths = download.obtain(name, data_dir, download=fetch)
     about = DATASETS[name]
     if about.kind == "npz":
-        return npz.load(name, str(paths[f"{name}.npz"]), resplit, seed, False)
+        return npz.load(name, str(paths[f"{name}.npz"]), how, False)
     if about.kind == "text_features":
         raise ValueError(f"name={name!r} needs path: {text_hint(paths)}")
     try:
@@ -49,7 +49,7 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed:
     except Exception as error:  # what readers of archives raise for other content
         where = next(iter(paths.values())).parent
         raise ValueError(f"{name}: the files in {where} are not in their format ({first_line(error)}): remove them") from error
-    return with_splits(name, splits, resplit, seed, about.classes)
+    return with_splits(name, splits, how, about.classes)
 
 
 def text_hint(paths: dict[str, Path]) -> str:
@@ -148,7 +148,7 @@ def cinic10(paths: dict[str, Path]) -> dict[str, Part]:
     for split, examples in found.items():
         examples.sort(key=lambda example: example[:2])
         labels = np.array([classes.index(label) for label, _, _ in examples], np.int64)
-        splits[split] = Part(np.stack([image for _, _, image in examples]), labels)
+        splits[VALID if split == "valid" else split] = Part(np.stack([image for _, _, image in examples]), labels)
     return splits
 
 

@@ -2,42 +2,63 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
 from fedjax_ssl.arrays import digest
-from fedjax_ssl.data.sources.checks import Dataset, Origins, Part, checked_part, dataset, named
+from fedjax_ssl.data.sources.checks import Dataset, Origins, Part, checked_part, dataset, named, with_validation
 from fedjax_ssl.data.sources.labels import renumbered
 from fedjax_ssl.data.sources.values import UNLABELED
 
 _log = logging.getLogger(__name__)
+OTHERS = "data.validation=pool or data.validation=labels"  # which need no validation part
+VALID = "val"  # the name of the validation split; the others are `train` and `test`
+
+
+class Splits(NamedTuple):
+    """Which splits of a dataset are read: its own, or all of them merged and drawn anew.
+
+    `resplit` are fractions (train, validation, test), stratified by class, which the seed draws; all examples without a label
+    go to the training split. None: no new split. The validation split is read only if `validation` is true.
+    """
+
+    resplit: Sequence[float] | None = None
+    seed: int = 0
+    validation: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the splits that are read, where a dataset has them."""
+        return ("train", VALID, "test") if self.validation or self.resplit is not None else ("train", "test")
 
 
 def with_splits(
     name: str,
     splits: Mapping[str, Part],
-    resplit: Sequence[float] | None,
-    seed: int,
+    how: Splits,
     num_classes: int | None = None,
     *,
     renumber: bool = False,
     classes: Sequence[str] | np.ndarray = (),
 ) -> Dataset:
-    """A dataset of the splits `train` and `test`, or of all splits merged and split anew.
+    """A dataset of the splits that `how` names, of those in `splits`.
 
-    `resplit` are fractions (train, validation, test), stratified by class; the validation part is not used, and all examples
-    without a label go to the training split. None: no new split. With `renumber`, labels become 0..C-1. `classes` are the names
-    of the classes; if there are none, the labels before `renumber` are these names.
+    With `renumber`, labels become 0..C-1. `classes` are the names of the classes; if there are none, the labels before
+    `renumber` are these names. ValueError where there is no validation split and one is asked for.
     """
+    resplit = how.resplit
     if resplit is None:
-        splits = {split: splits[split] for split in ("train", "test")}
+        splits = {split: splits[split] for split in how.names if split in splits}
     if renumber:
         splits, found = renumbered(name, splits, merged=resplit is not None)
         classes = classes if np.size(classes) else found
     kind = "original" if next(iter(splits.values())).origins is None else "file"
     if resplit is None:
-        return named(_joined(name, kind, splits["train"], splits["test"], num_classes), classes)
+        if how.validation and VALID not in splits:
+            raise ValueError(f"{name} has no validation part of its own: take {OTHERS}")
+        return named(_joined(name, kind, splits["train"], splits["test"], num_classes, splits.get(VALID)), classes)
     fractions = tuple(resplit)
     if len(fractions) != 3 or min(fractions) < 0 or not fractions[0] * fractions[2] > 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ValueError(
@@ -54,14 +75,17 @@ def with_splits(
             f"resplit={fractions} of {num_labeled} examples of {len(counts)} classes (the rarest has {np.min(counts)}) "
             "leaves classes without a training or test example: give larger fractions, or more examples of each class"
         )
-    train, test = stratified(pool, num_train, num_test, seed)
+    train, test, rest = stratified(pool, num_train, num_test, how.seed)
+    if how.validation and not len(rest.labels):
+        raise ValueError(f"resplit={fractions} leaves no validation part: give it a share, or take {OTHERS}")
     whole = digest((pool.images, pool.labels)).hexdigest()
-    return named(_joined(name, kind, train, test, num_classes)._replace(whole=whole), classes)
+    data = _joined(name, kind, train, test, num_classes, rest if how.validation else None)
+    return named(data._replace(whole=whole), classes)
 
 
-def _joined(name: str, kind: str, train: Part, test: Part, num_classes: int | None) -> Dataset:
-    """The dataset of two parts, with where their examples are from, if they know."""
-    data = dataset(name, train, test, num_classes)
+def _joined(name: str, kind: str, train: Part, test: Part, num_classes: int | None, valid: Part | None) -> Dataset:
+    """The dataset of its parts, with where their examples are from, if they know."""
+    data = with_validation(dataset(name, train, test, num_classes), valid)
     if train.origins is None or test.origins is None:
         return data
     return data._replace(origins=Origins(kind, train.origins, test.origins))
@@ -93,8 +117,8 @@ def _merged(name: str, splits: Mapping[str, Part]) -> Part:
     return Part(images, labels, clients, np.concatenate(origins))
 
 
-def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Part, Part]:
-    """Two disjoint random subsets in which every class has its share; other labeled examples are not used.
+def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Part, Part, Part]:
+    """Two disjoint random subsets in which every class has its share, and the other labeled examples.
 
     All examples without a label go to the first subset.
     """
@@ -104,7 +128,8 @@ def stratified(pool: Part, num_train: int, num_test: int, seed: int) -> tuple[Pa
     train, test = train_test_split(
         rows, train_size=num_train, test_size=num_test, stratify=pool.labels[rows], random_state=seed
     )
-    return _take(pool, np.concatenate([train, unlabeled])), _take(pool, test)
+    rest = np.setdiff1d(rows, np.concatenate([train, test]))
+    return _take(pool, np.concatenate([train, unlabeled])), _take(pool, test), _take(pool, rest)
 
 
 def _take(part: Part, rows: Int[np.ndarray, " _"]) -> Part:

@@ -7,12 +7,12 @@ import numpy as np
 
 from fedjax_ssl.data.catalog import SIZES, Sizes, known
 from fedjax_ssl.data.sources import builtin, tfds
-from fedjax_ssl.data.sources.checks import Dataset, named
+from fedjax_ssl.data.sources.checks import Dataset, Part, named
 
 BLOCK = 1000  # different images
 
 
-def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Dataset | None:
+def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, *, validation: bool = False) -> Dataset | None:
     """A dataset as large as the one of that name, with classes of one size; None: nobody knows how large it is.
 
     The size is that in TFDS's metadata in `data_dir`, or else in the catalog; `sizes_from` says which. Nothing is fetched.
@@ -21,10 +21,11 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Da
     if found is None:
         return None
     sizes, num_classes, says = found
-    train, test = sizes.train, sizes.test
+    train, valid, test = sizes.train, sizes.validation, sizes.test
     if resplit is not None:
-        whole = train + sizes.validation + test
+        whole = train + valid + test
         train, test = round(resplit[0] * whole), round(resplit[2] * whole)
+        valid = whole - train - test
     block = builtin.synthetic(
         num_train=min(train, max(BLOCK, 10 * num_classes)),
         num_test=min(test, BLOCK),
@@ -32,6 +33,9 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None) -> Da
         num_classes=num_classes,
     )
     trained, tested = np.arange(train) % len(block.train_labels), np.arange(test) % len(block.test_labels)
+    if validation and valid:
+        validated = np.arange(valid) % len(block.test_labels)
+        block = block._replace(validation=Part(block.test_images[validated], block.test_labels[validated]))
     data = block._replace(
         name=name,
         train_images=block.train_images[trained],

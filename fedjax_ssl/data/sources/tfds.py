@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +13,7 @@ from fedjax_ssl.data import download
 from fedjax_ssl.data.bars import bar
 from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
-from fedjax_ssl.data.sources.resplit import with_splits
+from fedjax_ssl.data.sources.resplit import VALID, Splits, with_splits
 from fedjax_ssl.files import check_below
 
 _TRANSPOSED = ("emnist",)  # stored with rows and columns exchanged, as NIST's files are
@@ -22,7 +21,7 @@ _NAME = r"(\w+)(/[\w.-]+)?(:[\d.*]+)?"
 _CHUNK = 1000  # examples that a thread reads and decodes at a time
 
 
-def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed: int) -> Dataset | None:
+def load(name: str, data_dir: str | None, how: Splits) -> Dataset | None:
     """The dataset `name` as TFDS has prepared it, see `sources.load`; None if TFDS has not prepared it."""
     import tensorflow_datasets as tfds
 
@@ -40,9 +39,9 @@ def load(name: str, data_dir: str | None, resplit: Sequence[float] | None, seed:
         )
     if not {"train", "test"} <= set(builder.info.splits):
         raise ValueError(f"{name} at {folder} has splits {', '.join(builder.info.splits)}: needed are train and test")
-    wanted = ("train", "test") if resplit is None else ("train", "validation", "test")
-    splits = {split: read(builder, split) for split in wanted if split in builder.info.splits}
-    return with_splits(name, splits, resplit, seed, num_classes, classes=features["label"].names)
+    stored = {"validation" if split == VALID else split: split for split in how.names}
+    splits = {split: read(builder, own) for own, split in stored.items() if own in builder.info.splits}
+    return with_splits(name, splits, how, num_classes, classes=features["label"].names)
 
 
 def prepared(name: str, data_dir: str | None) -> Any:
