@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedjax_ssl.experiment.build import build
     from fedjax_ssl.experiment.experiment import Experiment
+    from fedjax_ssl.experiment.history import Comparison, History, compare, run
     from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, Requires, ServerData
     from fedjax_ssl.methods import METHODS, register_method
     from fedjax_ssl.models import MODELS, register_model
@@ -37,6 +38,7 @@ if not (_folder / "configs").exists():  # in a checkout `configs` and `launch` s
 
 _HOMES = {
     "build": "experiment.build", "Experiment": "experiment.experiment", "load": "runs.loading",
+    **dict.fromkeys(("Comparison", "History", "compare", "run"), "experiment.history"),
     **dict.fromkeys(("Aggregate", "ClientData", "ClientOutput", "Cohort", "DataSpec", "Method"), "method"),
     **dict.fromkeys(("Requires", "ServerData"), "method"),
     **dict.fromkeys(("METHODS", "register_method"), "methods"), **dict.fromkeys(("MODELS", "register_model"), "models"),
@@ -60,6 +62,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "METHODS", "MODELS", "Aggregate", "ClientData", "ClientOutput", "Cohort", "DataSpec", "Experiment", "Method", "Options",
-    "Requires", "ServerData", "build", "copied", "load", "register_method", "register_model",
+    "METHODS", "MODELS", "Aggregate", "ClientData", "ClientOutput", "Cohort", "Comparison", "DataSpec", "Experiment", "History",
+    "Method", "Options", "Requires", "ServerData", "build", "compare", "copied", "load", "register_method", "register_model",
+    "run",
 ]  # fmt: skip

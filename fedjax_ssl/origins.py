@@ -16,10 +16,14 @@ _registered: dict[tuple[str, str], tuple[object, str]] = {}
 
 
 class Origin(NamedTuple):
-    """The files that define and register something, by their names, and a digest of all of them, empty where there is none."""
+    """The files that define and register something, by their names, and a digest of all of them, empty where there is none.
+
+    `place` is the path of the first one.
+    """
 
     files: tuple[tuple[str, bytes], ...]
     digest: str
+    place: str = ""
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(name for name, _ in self.files)) or "typed in"
@@ -47,7 +51,7 @@ def origin(group: str, name: str, thing: object) -> Origin | None:
     whole = hashlib.blake2b(digest_size=16)
     for _, text in files:
         whole.update(len(text).to_bytes(8) + text)
-    return Origin(files, whole.hexdigest() if files else "")
+    return Origin(files, whole.hexdigest() if files else "", own[0] if own else "")
 
 
 def _text(path: str) -> bytes:

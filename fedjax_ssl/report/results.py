@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_ssl.experiment import best
 from fedjax_ssl.experiment.evaluation import worst
+from fedjax_ssl.options import plural
 from fedjax_ssl.report import statistics
 from fedjax_ssl.report.extras import Evaluation
 from fedjax_ssl.report.groups import (
@@ -19,6 +20,7 @@ from fedjax_ssl.report.groups import (
     text_of,
 )
 from fedjax_ssl.report.tables import DASH, Cell, Link, Table, of_classes, spread
+from fedjax_ssl.runs import changes
 from fedjax_ssl.runs.reading import Run
 
 ACCURACY = "eval/accuracy"
@@ -145,6 +147,18 @@ def differences(grouped: Grouped) -> Table | None:
         rows.append((key, *cells))
     header = ("key", *(group.label for group in grouped.groups))
     return Table("differences", "What differs in the configs", header, tuple(rows)) if rows else None
+
+
+def own_code(grouped: Grouped) -> Table | None:
+    """The files of methods and networks of the user's own, of which runs keep copies; None: there are none."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for group in grouped.groups:
+        for run in group.runs:
+            for line in changes.versions(run.path):
+                found.setdefault((group.label, line), []).append(run.name)
+    rows = tuple((label, line, plural(len(names), "run"), names[0]) for (label, line), names in found.items())
+    note = "In each run's folder; `repository.diff` has the changes since the commit."
+    return Table("own_code", "Files of your own", (grouped.heading, "files", "in", "first"), rows, note) if rows else None
 
 
 def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:

@@ -274,8 +274,8 @@ def _record_pictures(group: Group, records: extras.Records) -> list[Picture]:
 
 
 def _runs(made_from: Source) -> list[Item]:
-    table = results.differences(made_from.grouped)
-    return [results.of_runs(made_from.grouped, made_from.unreadable), *([table] if table else [])]
+    found = (results.differences(made_from.grouped), results.own_code(made_from.grouped))
+    return [results.of_runs(made_from.grouped, made_from.unreadable), *(table for table in found if table)]
 
 
 def commands(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:

@@ -19,13 +19,15 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import make_folder, read_json, replacing
 from fedjax_ssl.origins import Origin, origin
-from fedjax_ssl.runs.provenance import software, sources
+from fedjax_ssl.runs.provenance import git_state, software, sources
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.round import run_round
 from fedjax_ssl.simulation.source import DeviceSource, RunInputs
 
 REGISTERED = "registered"
 """The name of the digests in `run.json`, and of the folder with copies."""
+REPOSITORY = "repository.diff"
+"""The file beside copies with the state of their git repository, see `provenance.git_state`."""
 ENDED = "these results are not, or not all, of the files as they are now; --overwrite runs it anew"
 GOES_ON = "its further rounds are of the files as they are now; --overwrite starts anew"
 LOADED = "its checkpoint is not, or not all, of the files as they are now"
@@ -50,7 +52,7 @@ def digests(settings: Settings) -> dict[str, str]:
 def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> dict[str, list[str]]:
     """The digests in `noted`, the content of a run's `run.json`, and after them the current ones, unless they are the newest.
 
-    The files of digests that are new are copied to the run's folder.
+    The files of digests that are new are copied to the run's folder, with the state of the git repository that they are in.
     """
     history = {group: list(before) for group, before in noted.get(REGISTERED, {}).items()}
     for group, one in origins(settings).items():
@@ -63,7 +65,24 @@ def kept(folder: pathlib.Path, noted: Mapping[str, Any], settings: Settings) -> 
                 make_folder(target.parent)
                 with replacing(target) as file:
                     file.write(text)
+            if one.place and (state := git_state(pathlib.Path(one.place).absolute().parent)):
+                target = folder / REGISTERED / f"{group}-{len(own)}" / REPOSITORY
+                make_folder(target.parent)
+                with replacing(target) as file:
+                    file.write(state)
     return history
+
+
+def versions(folder: pathlib.Path) -> list[str]:
+    """What a run's folder has of each version of the user's own files, in words; they are only read."""
+    found = []
+    for version in sorted(path for path in (folder / REGISTERED).glob("*-*") if path.is_dir()):
+        names = ", ".join(sorted(path.name for path in version.iterdir() if path.name != REPOSITORY))
+        state = version / REPOSITORY
+        head, _, changes = state.read_text("utf-8", "replace").partition("\n") if state.is_file() else ("", "", "")
+        at = f", at {head[:17]}{' with changes' if changes else ''}" if head else ""
+        found.append(f"{REGISTERED}/{version.name}: {names}{at}")
+    return found
 
 
 def changed(path: pathlib.Path, settings: Settings, program: Mapping[str, str] | None = None) -> str:

@@ -31,6 +31,7 @@ OPTIONS = (*OF_DRAWS, "jax_default_matmul_precision")
 VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
 HARMLESS = ("--xla_cpu_collective_", "--xla_force_host_platform_device_count", "--xla_dump_")
 """How flags begin that change no result: how long devices wait for each other, how many there are, what is printed."""
+MOST_CHANGES = 2**20  # bytes that a run keeps of what has changed in the user's repository
 _log = logging.getLogger(__name__)
 
 
@@ -185,6 +186,27 @@ def sources() -> str:
     """A digest of this package's source code."""
     files = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:20]
+
+
+def git_state(folder: pathlib.Path) -> bytes:
+    """The commit of a user's repository and, as `git diff` has it, what has changed since in the files that it tracks.
+
+    Empty where the folder is in no repository. The first line is `commit HASH`. Text after MOST_CHANGES bytes is left out,
+    which the last line says.
+    """
+    git = ["git", "-C", str(folder)]
+    try:
+        commit = subprocess.check_output([*git, "rev-parse", "HEAD"], stderr=subprocess.DEVNULL).strip()
+        diff = [*git, "diff", "--no-color", "--no-ext-diff", "HEAD"]
+        with subprocess.Popen(diff, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            assert process.stdout is not None
+            changes = process.stdout.read(MOST_CHANGES + 1)
+            process.kill()  # the rest of a long text is not waited for
+    except (OSError, subprocess.CalledProcessError):
+        return b""
+    if len(changes) > MOST_CHANGES:
+        changes = changes[:MOST_CHANGES] + f"\nmore than {MOST_CHANGES:,} bytes: the rest is left out\n".encode()
+    return b"commit " + commit + b"\n" + changes
 
 
 def git_commit(file: pathlib.Path = pathlib.Path(__file__)) -> str | None:

@@ -14,8 +14,8 @@ from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import MODELS
 from fedjax_ssl.origins import origin
-from fedjax_ssl.runs import changes
-from launch import evaluate, sweep
+from fedjax_ssl.runs import changes, provenance
+from launch import evaluate, report, sweep
 from tests import average, commands
 from tests.commands import refused, succeeded
 
@@ -98,6 +98,32 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert "2 versions of" in said(succeeded(str(folder), f"--config={file}", program=evaluate))
     assert said(succeeded(*words, "--overwrite")) == ""
     assert said(succeeded(*words)) == ""
+
+
+def test_a_run_keeps_the_state_of_the_repository_of_a_method_and_reports_name_it(tmp_path, file, monkeypatch):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    git("add", "mine.py", "scale.txt")
+    git("commit", "-qm", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    words = (f"--config={file}", f"--workdir={tmp_path / 'run'}", "--config.rounds=2")
+    succeeded(*words, "--stop_after=1")
+    kept = tmp_path / "run" / "registered" / "method-1" / changes.REPOSITORY
+    assert kept.read_text() == f"commit {commit}\n"
+    file.write_text(f"{file.read_text()}# another one\n")
+    (tmp_path / "scale.txt").write_text("0.5" + " " * 600)
+    monkeypatch.setattr(provenance, "MOST_CHANGES", 400)
+    succeeded(*words)
+    first, text = (kept.parents[1] / "method-2" / changes.REPOSITORY).read_text().split("\n", 1)
+    assert first == f"commit {commit}"
+    assert text == git("diff", "HEAD")[:400] + "\nmore than 400 bytes: the rest is left out\n"
+    succeeded(str(tmp_path / "run"), f"--out={tmp_path / 'report.html'}", program=report)
+    page = (tmp_path / "report.html").read_text()
+    assert f"registered/method-1: average.py, mine.py, at commit {commit[:10]}<" in page
+    assert f"registered/model-2: mine.py, at commit {commit[:10]} with changes<" in page
 
 
 def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_anew(tmp_path, file, monkeypatch):
