@@ -4,12 +4,13 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 
-import jax
-import jax.numpy as jnp
 import optax
 
+from fedjax_ssl.arrays import Scalar
 from fedjax_ssl.data import profiles
+from fedjax_ssl.experiment.layers import factors_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.training_settings import (
     ClientSettings,
@@ -17,7 +18,8 @@ from fedjax_ssl.experiment.training_settings import (
     ServerOptimizerSettings,
     ServerTrainingSettings,
 )
-from fedjax_ssl.local.optimizers import clipping, decayed_weights, is_on, lars, torch_sgd
+from fedjax_ssl.local.optimizers import adaptive, clipping, is_on, lars, layer_rates, torch_sgd
+from fedjax_ssl.local.schedules import schedule
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.training import Training
 from fedjax_ssl.options import one_line
@@ -95,20 +97,23 @@ def _transformation(optimizer: OptimizerSettings) -> optax.GradientTransformatio
     clip_norm, weight_decay, decay = optimizer.clip_norm, optimizer.weight_decay, optimizer.decay
     momentum, nesterov = optimizer.momentum, optimizer.nesterov
     if optimizer.name == "lars":
-        return optax.chain(clipping(clip_norm), lars(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay))
-    if optimizer.name == "adam":
-        return optax.chain(clipping(clip_norm), decayed_weights(weight_decay, decay), optax.scale_by_adam())
-    return torch_sgd(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, decay=decay, clip_norm=clip_norm)
+        found = optax.chain(clipping(clip_norm), lars(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay))
+    elif optimizer.name == "sgd":
+        found = torch_sgd(momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, decay=decay, clip_norm=clip_norm)
+    else:
+        b1, b2, eps = optimizer.b1, optimizer.b2, optimizer.eps
+        rule = partial(adaptive, optimizer.name, b1=b1, b2=b2, eps=eps)
+        found = rule(weight_decay=weight_decay, decay=decay, clip_norm=clip_norm)
+    factors = factors_of("layers", optimizer.layers)
+    return optax.chain(found, layer_rates(factors)) if factors else found
 
 
-def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[[jax.Array], jax.Array]:
-    """The learning rate at time t in [0, T], T being the number of rounds.
-
-    Cosine: lr/2 (1 + cos(pi t / T)) ((FL)^2, Table 4). Cosine_7_16: lr cos(7/16 pi t / T) (Sohn et al. 2020, Section 2.4).
-    """
-    rate = optimizer.learning_rate
-    if optimizer.schedule == "constant":
-        return lambda _: jnp.float32(rate)
-    if optimizer.schedule == "cosine_7_16":
-        return lambda t: rate * jnp.cos(7 / 16 * jnp.pi * t.astype(jnp.float32) / rounds)
-    return lambda t: rate / 2 * (1 + jnp.cos(jnp.pi * t.astype(jnp.float32) / rounds))
+def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[..., Scalar]:
+    return schedule(
+        optimizer.schedule,
+        optimizer.learning_rate,
+        rounds,
+        factor=optimizer.schedule_factor,
+        every=optimizer.schedule_every,
+        warmup=optimizer.warmup_rounds,
+    )

@@ -19,6 +19,7 @@ from fedjax_ssl.experiment import sizes
 from fedjax_ssl.experiment.arguments import naming, profiles_of, server_of, system_of, training_of
 from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.layers import check_found, factors_of
 from fedjax_ssl.experiment.layout import Layout, resolve
 from fedjax_ssl.experiment.settings import ModelSettings, Settings, own_options, typed
 from fedjax_ssl.experiment.unread import facts, unread_by
@@ -238,11 +239,15 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     plan = plan._replace(conv=layout.conv)
     task = plan.task()
     problem = _problem(drawn, data, lambda number: plan.varied(config.vary, number).method(task))
-    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(plan.weights().params))
+    params = plan.weights().params
+    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     sizes.check_states(plan.settings, problem.first_method, problem.spec, num_params, len(runs))
     unread = unread_by(plan.settings, facts(plan.settings, method, has_batch_norm=plan.has_batch_norm))
     if config.vary in unread:
         raise ValueError(f"vary: got {config.vary!r}, which this run does not read, accepted: with {unread[config.vary]}")
+    for group, training in plan.settings.trainings.items():
+        if (key := f"{group}.optimizer.layers") not in unread:
+            check_found(key, factors_of(key, training.optimizer.layers), params)
     experiment = Experiment(
         *(runs, problem, layout, num_params, plan.views, plan.stored_shape, plan.dataset.classes, plan.dataset),
         tiny_method=lambda number: plan.varied(config.vary, number).with_tiny_network().method(),

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedjax_ssl.experiment.settings import Settings, own_options
+from fedjax_ssl.local.optimizers import DECOUPLED
 from fedjax_ssl.options import MANY
 from fedjax_ssl.simulation.round import FAULT, FAULTS, RunState, reason
 
 REASON = "diverged"
 """In the metrics row of a diverged run, the key that holds the reason; the row's only other key is `round`."""
-LARGE_RATE = {"sgd": 1.0, "adam": 0.1, "lars": 10.0}
+LARGE_RATE = {"sgd": 1.0, "adam": 0.1, "adamw": 0.1, "lion": 0.03, "rmsprop": 0.1, "lars": 10.0}
 """Learning rates above which an optimizer seldom works."""
 LARGE = 10  # a method's own number is large above so many times its default, unless it is at most 1
 
@@ -68,14 +69,17 @@ def _large(settings: Settings, groups: Sequence[str]) -> Iterator[tuple[str, flo
     """The numbers that are so large that they may drive weights to infinity, with their keys."""
     for group in groups:
         optimizer = settings.trainings[group].optimizer
-        if optimizer.learning_rate > LARGE_RATE[optimizer.name]:
+        kind = optimizer.name
+        if optimizer.learning_rate > LARGE_RATE[kind]:
             yield f"{group}.optimizer.learning_rate", optimizer.learning_rate
         pulls = {f"{group}.optimizer.weight_decay": optimizer.weight_decay}
         if group == "client":
             pulls["method.prox_mu"] = settings.method.prox_mu
         for key, pull in pulls.items():
-            # Steps w <- w - rate pull (w - anchor) overshoot from rate pull = 1 on, and alone diverge from 2 on.
-            if optimizer.name != "adam" and min(optimizer.learning_rate, LARGE_RATE[optimizer.name]) * pull >= 1:
+            # Steps w <- w - rate pull (w - anchor) overshoot from rate pull = 1 on, and alone diverge from 2 on. Adaptive steps
+            # hide the size of what is in the gradient.
+            acts = kind in ("sgd", "lars") or (kind in DECOUPLED and key.endswith("weight_decay"))
+            if acts and min(optimizer.learning_rate, LARGE_RATE[kind]) * pull >= 1:
                 yield key, pull
     if (rate := settings.server.optimizer.learning_rate) >= 2 and "client" in groups:
         yield "server.optimizer.learning_rate", rate

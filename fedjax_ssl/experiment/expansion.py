@@ -10,7 +10,7 @@ from fedjax_ssl.options import KINDS, did_you_mean, plural
 
 GROUPS = ("client", "server", "method", "data")
 """The groups of settings with numbers that can vary between runs of one program."""
-SWITCHES = ("momentum", "weight_decay", "clip_norm", "prox_mu")
+SWITCHES = ("momentum", "weight_decay", "clip_norm", "warmup_rounds", "prox_mu")
 """Settings that turn off a part of the program when they are 0.
 
 If such a setting varies between runs of one program, none of its values may be 0.

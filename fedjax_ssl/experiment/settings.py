@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fedjax_ssl import models, moved
 from fedjax_ssl.data.settings import Clients, DataSettings
+from fedjax_ssl.experiment.layers import factors_of
 from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.experiment.training_settings import BATCH_NORM, CLIENTS, ClientSettings, ServerSettings, ServerTrainingSettings
 from fedjax_ssl.files import CHECKSUM
@@ -262,6 +263,8 @@ class Settings(Model):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
+        for group, training in self.trainings.items():
+            factors_of(f"{group}.optimizer.layers", training.optimizer.layers)
         names = [name.strip() for name in self.log_to.split(",") if name.strip()]
         if not {*names} <= {*TRACKERS}:
             raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")

@@ -5,32 +5,55 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from fedjax_ssl.options import SET, BatchSize, Decay, Epochs, Model, Rate, ReadWhere, Steps, Weight
+from fedjax_ssl.options import SET, BatchSize, Decay, Epochs, Model, Positive, Rate, ReadWhere, Steps, Weight
 
 LABELS = {"data.labels_at": ("server",)}
 CLIENTS, BATCH_NORM = ({f"run.has_{what}": SET} for what in ("clients", "batch_norm"))
+ADAPTIVE, FALLING = ("adam", "adamw", "lion", "rmsprop"), ("step", "exponential")
 STATIC = BATCH_NORM | {"model.norm": ("static",)}
 
 
 class OptimizerSettings(Model):
     """The optimizer of local steps, of a client or of the server's supervised training."""
 
-    name: Literal["sgd", "adam", "lars"] = Field(
+    name: Literal["sgd", "adam", "adamw", "lion", "rmsprop", "lars"] = Field(
         default="sgd",
-        description="The optimizer of each local step: SGD as PyTorch defines it, Adam, or LARS as SimCLR uses it, which "
-        "scales the step of each layer's kernel by the norms of its weights and gradient.",
+        description="The optimizer of each local step: SGD as PyTorch defines it; Adam, AdamW, Lion or RMSProp (without "
+        "momentum) as optax defines them; or LARS as SimCLR uses it, which scales the step of each layer's kernel by the norms "
+        "of its weights and gradient.",
     )
     learning_rate: Rate = Field(
         default=0.03,
-        description="Learning rate of the first round, before the schedule changes it. Usual are 0.01 to 0.3 for SGD and "
-        "0.0001 to 0.003 for Adam.",
+        description="Learning rate lr, before warm-up and schedule change it. Usual are 0.01 to 0.3 for SGD, 0.0001 to 0.003 "
+        "for Adam, AdamW and RMSProp, and a third to a tenth of AdamW's for Lion.",
     )
-    schedule: Literal["constant", "cosine", "cosine_7_16"] = Field(
+    layers: str = Field(
+        default="",
+        description="Factors of the learning rate for parameters of some layers, as PATTERN=FACTOR, separated by commas, such "
+        "as `Dense_0=0.1,BatchNorm=0`. A pattern is a regular expression that is looked for in a parameter's path, such as "
+        "`Block_3/Conv_0/kernel`. The first pattern that is found counts; other parameters have the whole learning rate. 0 "
+        "leaves parameters as they are.",
+    )
+    warmup_rounds: Weight = Field(
+        default=0.0,
+        description="Number W of rounds in which the learning rate rises linearly, before the schedule begins: it is lr t/W in "
+        "round t, from t = 1 on. The schedule then has t - W in place of t and R - W in place of R. Where a method trains on "
+        "pooled data, the learning rate rises by lr/(W S) with each of a round's S steps, the first of which has this rate. 0 "
+        "is no warm-up, and 5 to 20 is usual.",
+    )
+    schedule: Literal["constant", "cosine", "cosine_7_16", "step", "exponential"] = Field(
         default="cosine",
         description="How the learning rate lr changes from round t = 1 to the last round R. `constant` keeps it; `cosine` lets "
         "it fall to 0 as lr/2 (1 + cos(pi (t - 1) / R)); `cosine_7_16` lets it fall to about a fifth as lr cos(7/16 pi (t - 1) "
-        "/ R), as FixMatch has it. Where a method trains on pooled data, t grows with every step, by 1/S in each of a round's "
-        "S steps.",
+        "/ R), as FixMatch has it; `step` multiplies it by `schedule_factor` after every `schedule_every` rounds; "
+        "`exponential` lets it fall by as much evenly, as lr factor^((t - 1) / every). Where a method trains on pooled data, t "
+        "grows with every step, by 1/S in each of a round's S steps.",
+    )
+    schedule_factor: Annotated[float, Field(gt=0, le=1), ReadWhere(schedule=FALLING)] = Field(
+        default=0.1, description="Factor of the learning rate in `schedule_every` rounds. 0.1 to 0.5 is usual for steps."
+    )
+    schedule_every: Annotated[Positive, ReadWhere(schedule=FALLING)] = Field(
+        default=100, description="Number of rounds in which the learning rate falls by `schedule_factor`."
     )
     momentum: Annotated[Decay, ReadWhere(name=("sgd", "lars"))] = Field(
         default=0.9,
@@ -40,12 +63,29 @@ class OptimizerSettings(Model):
     nesterov: Annotated[bool, ReadWhere(name=("sgd", "lars"), momentum=SET)] = Field(
         default=True, description="Whether SGD or LARS uses Nesterov's form of momentum instead of the classical one."
     )
+    b1: Annotated[Decay, ReadWhere(name=("adam", "adamw", "lion"))] = Field(
+        default=0.9,
+        description="Decay per step of the average of past gradients, which Adam and AdamW follow. Lion follows the sign of an "
+        "average in which the new gradient has the share 1 - b1 and past ones, whose own decay is 0.99, have the rest.",
+    )
+    b2: Annotated[Decay, ReadWhere(name=("adam", "adamw"))] = Field(
+        default=0.999,
+        description="Decay per step of the average of past squared gradients, by which Adam and AdamW scale steps. 0.95 to "
+        "0.999 is usual.",
+    )
+    eps: Annotated[Rate, ReadWhere(name=("adam", "adamw", "rmsprop"))] = Field(
+        default=1e-8,
+        description="Number that keeps the divisor of a step away from 0. With v the average of squared gradients, Adam and "
+        "AdamW divide by sqrt(v) + eps, and RMSProp, whose average has the decay 0.9, by sqrt(v + eps).",
+    )
     weight_decay: Weight = Field(
         default=5e-4,
-        description="Factor of the weight decay: each step adds this number times the parameters to the gradient. 0 is none, "
-        "and 0.0001 to 0.001 is usual.",
+        description="Factor wd of the weight decay: each step adds wd times the parameters to the gradient, before the "
+        "optimizer's rule, which Adam, RMSProp and LARS then scale with it. AdamW and Lion decouple the two: they add it "
+        "after their rule, so that each step takes lr wd of the parameters away. 0 is none. Usual are 0.0001 to 0.001, for "
+        "AdamW 0.01 to 0.1, and for Lion 0.1 to 1.",
     )
-    decay: Annotated[Literal["all", "kernels"], ReadWhere(name=("sgd", "adam"), weight_decay=SET)] = Field(
+    decay: Annotated[Literal["all", "kernels"], ReadWhere(name=("sgd", *ADAPTIVE), weight_decay=SET)] = Field(
         default="all",
         description="Which parameters weight decay acts on: all of them, or only the kernels of convolutions and dense layers, "
         "so that biases and normalization layers do not decay.",
@@ -53,9 +93,9 @@ class OptimizerSettings(Model):
     clip_norm: Weight = Field(
         default=0.0,
         description="Largest norm of a step's whole gradient: a longer gradient is scaled down to it before weight decay is "
-        "added. 0 clips nothing, and 1 to 10 is usual.",
+        "added and before the optimizer's rule. 0 clips nothing, and 1 to 10 is usual.",
     )
-    persistent: Annotated[bool, ReadWhere(name=("adam",)), ReadWhere(momentum=SET)] = Field(
+    persistent: Annotated[bool, ReadWhere(name=ADAPTIVE), ReadWhere(momentum=SET)] = Field(
         default=True,
         description="Whether the optimizer's state, such as the momentum, is kept from one training to the next. If false, "
         "each training of a round begins with a new state.",

@@ -46,6 +46,7 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
      "server.training.optimizer.learning_rate"),
     ("server.optimizer.name", lambda name, facts: name != "sgd" and facts.at_server > 0,
      "it steps with the average of the clients' updates; the server's training on its labels has server.training.optimizer"),
+    ("*.warmup_rounds", lambda number, facts: number >= facts.settings.rounds, "the warm-up lasts until the end of the run"),
     ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
     ("*.weight_decay", lambda weight, _: weight > 1, "the weights are drawn to 0"),
     ("*.clip_norm", lambda norm, _: 0 < norm < 1e-4, "the steps almost vanish"),

@@ -1,10 +1,16 @@
-"""Optimizers of clients and server as optax transformations: PyTorch's SGD, LARS, weight decay on chosen parameters."""
+"""Optimizers of clients and server as optax transformations: PyTorch's SGD, LARS, and adaptive ones of optax."""
+
+import re
+from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_ssl.arrays import Number, PyTree
 
+DECOUPLED = ("adamw", "lion")
+"""Optimizers whose weight decay is a part of the step and not of the gradient."""
 TRUST = 1e-3  # LARS' trust coefficient: a kernel changes by this share of its norm in a step of learning rate 1
 
 
@@ -59,3 +65,60 @@ def lars(*, momentum: Number = 0.0, nesterov: bool = False, weight_decay: Number
         optax.masked(optax.scale_by_trust_ratio(trust_coefficient=TRUST), _are_kernels),
         _momentum(momentum, nesterov),
     )
+
+
+def adaptive(
+    name: str,
+    *,
+    b1: Number = 0.9,
+    b2: Number = 0.999,
+    eps: Number = 1e-8,
+    weight_decay: Number = 0.0,
+    decay: str = "all",
+    clip_norm: Number = 0.0,
+) -> optax.GradientTransformation:
+    """Adam, AdamW, Lion or RMSProp by optax's rule, before the learning rate.
+
+        adam, rmsprop:  g <- clip(g);  g <- g + wd w;  direction = rule(g)
+        adamw, lion:    g <- clip(g);  direction = rule(g) + wd w
+
+    Adam's rule reads `b1`, `b2` and `eps`, Lion's `b1` and RMSProp's `eps`. Lion's b2 is 0.99, and the decay of RMSProp's mean
+    of squares is 0.9. Clipping is by the global norm. `decay` is the argument `on` of `decayed_weights`.
+    """
+    if name == "lion":
+        rule = optax.scale_by_lion(b1=b1)
+    elif name == "rmsprop":
+        rule = optax.scale_by_rms(eps=eps)
+    else:
+        rule = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
+    decays = decayed_weights(weight_decay, decay)
+    return optax.chain(clipping(clip_norm), *((rule, decays) if name in DECOUPLED else (decays, rule)))
+
+
+Factors = Sequence[tuple[str, float]]  # patterns and factors
+
+
+def path_of(path: tuple[object, ...]) -> str:
+    """The path of a parameter in its tree, such as `Block_3/Conv_0/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def first_found(patterns: Sequence[str], path: str) -> int:
+    """The index of the first regular expression that is found in the path of a parameter; -1: none is."""
+    return next((index for index, pattern in enumerate(patterns) if re.search(pattern, path)), -1)
+
+
+def layer_rates(factors: Factors) -> optax.GradientTransformation:
+    """Scales the direction of each parameter by the factor of the first pattern that is found in its path, or by 1.
+
+    As the last part of an optimizer this scales the learning rate, whatever the optimizer is. The factor 0 leaves a parameter
+    as it is, also where its direction is not finite.
+    """
+    patterns = [pattern for pattern, _ in factors]
+
+    def scaled(path: tuple[object, ...], direction: jax.Array) -> jax.Array:
+        index = first_found(patterns, path_of(path))
+        factor = 1.0 if index < 0 else factors[index][1]
+        return jnp.zeros_like(direction) if factor == 0 else factor * direction
+
+    return optax.stateless(lambda directions, _: jax.tree_util.tree_map_with_path(scaled, directions))

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool
 
 from fedjax_ssl.arrays import Array, Count, Key, Mask, Number, PyTree, Scalar
 from fedjax_ssl.data import batching
@@ -74,11 +74,12 @@ class Training(NamedTuple):
     """How a client, or the server, trains: for a number of epochs or of steps; the other of the two is 0.
 
     `learning_rate` is a function of the time in rounds, an int32 or float32 scalar that begins at 0. Federated methods call it
-    with the index of the round. Training on pooled data calls it with fractions of rounds, too.
+    with the index of the round. Training on pooled data calls it for every step, with fractions of rounds and the length of the
+    step, which is 1 without this second argument.
     """
 
     optimizer: optax.GradientTransformation  # without the learning rate
-    learning_rate: Callable[[Shaped[Array, ""]], Scalar]
+    learning_rate: Callable[..., Scalar]
     batch_size: int  # B
     epochs: int = 0  # passes over the examples
     steps: int = 0

@@ -193,7 +193,7 @@ def step_inputs(training: Training, mu: int, data: ServerData, keys: Sequence[ja
     return StepInputs(
         batching.stream(keys[0], data.labeled.mask, size, number),
         batching.stream(keys[1], data.unlabeled.mask, mu * size, number),
-        jax.vmap(training.learning_rate)(data.round + at / number),
+        jax.vmap(lambda time: training.learning_rate(time, 1 / number))(data.round + at / number),
     )
 
 

@@ -3,6 +3,7 @@
 The server trains on its labels and on consistency with a teacher, a slow moving average of its network. Each client trains the
 backbone, the layers before the classifier, to predict what the backbone's slow moving average makes of another view of the same
 image (BYOL). Only backbones are sent; a client keeps its predictor and average (off the device with `execution.data=host`).
+A client trains no classifier, and in `client.optimizer.layers` the paths of its parameters begin with `backbone/` or `head/`.
 
 Losses are the paper's; optimizers and schedules are those of its released code without what seem to be its mistakes. In the
 released code the server's average is never used, LARS has no momentum and its schedule starts anew each round (here one cosine

@@ -10,6 +10,7 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import REMEDY, plain, read_json, remove_unfinished, write_json
+from fedjax_ssl.local.schedules import READ_ROUNDS
 from fedjax_ssl.runs import provenance
 from fedjax_ssl.runs.changes import REGISTERED, kept
 from fedjax_ssl.runs.checkpoint import BEST, CHECKPOINTS, is_unfinished
@@ -105,7 +106,7 @@ def dependence(experiment: Experiment, before: int) -> str:
     found = [
         f"{key}={value}"
         for key, value in flattened(plain(settings.to_dict())).items()
-        if key.endswith(".schedule") and value != "constant" and key not in experiment.unread
+        if key.endswith(".schedule") and value in READ_ROUNDS and key not in experiment.unread
     ]
     for options in (run.settings.method for run in experiment.runs):
         now, then = (options.for_rounds(rounds).model_dump() for rounds in (settings.rounds, before))

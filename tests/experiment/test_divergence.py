@@ -63,6 +63,11 @@ RATE, CLIP = "client.optimizer.learning_rate", "client.optimizer.clip_norm"
         ("fixmatch", {"client__optimizer__learning_rate": 30.0}, f"likely cause: {RATE}=30; lower it"),
         ("fedprox", {"method__prox_mu": 1e4}, "likely cause: method.prox_mu=10000; lower it"),
         ("fedprox", {"method__prox_mu": 1e4, "client__optimizer__name": "adam"}, f"lower {RATE}, or set {CLIP}"),
+        (
+            "fedprox",
+            {"method__prox_mu": 1e4, "client__optimizer__name": "lion", "client__optimizer__weight_decay": 40.0},
+            "likely cause: client.optimizer.weight_decay=40; lower it",
+        ),
         ("fl2", {"method__rho": 50.0}, "likely cause: method.rho=50; lower it"),
         ("fedtrinet", {"method__labeled_rounds": 2.0}, f"lower {RATE}, or set {CLIP}"),  # a phase, of two rounds
         (

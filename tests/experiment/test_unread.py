@@ -21,10 +21,13 @@ BASE: dict[str, Any] = {
     "server__static_norm__labeled_batch_size": 7,
     "server__static_norm__unlabeled_batch_size": 33,
 }
-LARS, ADAM = (
+LARS, ADAM, ADAMW, LION = (
     {"client__optimizer__name": "lars"},
     {"client__optimizer__name": "adam", "server__training__optimizer__name": "adam"},
+    {"client__optimizer__name": "adamw", "server__training__optimizer__name": "rmsprop"},
+    {"client__optimizer__name": "lion", "server__training__optimizer__warmup_rounds": 2.0},
 )
+FALLING = {"client__optimizer__schedule": "step", "server__training__optimizer__schedule": "exponential"}
 BRANCHES: list[tuple[str, dict[str, Any]]] = [
     ("fl2", {}),
     ("supervised", {}),
@@ -49,7 +52,8 @@ BRANCHES: list[tuple[str, dict[str, Any]]] = [
     ("fedtrinet", {}),
     ("fedavg", {"data__exclude_labeled": False}),
     ("fedavg_pp", {}),
-    ("uda", {"labels_at": "server"}),
+    ("uda", {"labels_at": "server", **LION}),
+    ("semifl", {**ADAMW, **FALLING}),
     ("fedcon", {}),
     ("freematch_central", {}),
     ("fixmatch_central", {}),
@@ -122,7 +126,13 @@ IGNORED = [
     ("fl2", {"client__optimizer__name": "adam", "client__optimizer__momentum": 0.99},
      "client.optimizer.momentum=0.99 (used only with client.optimizer.name=sgd or lars)"),
     ("fl2", {"client__optimizer__name": "lars", "client__optimizer__decay": "kernels"},
-     "client.optimizer.decay=kernels (used only with client.optimizer.name=sgd or adam)"),
+     "client.optimizer.decay=kernels (used only with client.optimizer.name=sgd or adam or adamw or lion or rmsprop)"),
+    ("fl2", {"client__optimizer__name": "rmsprop", "client__optimizer__b1": 0.5},
+     "client.optimizer.b1=0.5 (used only with client.optimizer.name=adam or adamw or lion)"),
+    ("fl2", {"client__optimizer__schedule_every": 5},
+     "client.optimizer.schedule_every=5 (used only with client.optimizer.schedule=step or exponential)"),
+    ("fedavg", {"server__training__optimizer__layers": "Conv=0"},
+     "server.training.optimizer.layers=Conv=0 (used only with data.labels_at=server)"),
     ("fl2", {"data__shards_per_client": 7}, "data.shards_per_client=7 (used only with a partition by shards)"),
     ("fl2", {"data__min_size": 7}, "data.min_size=7 (used only with a partition by dirichlet)"),
     ("fedavg", {"data__strong": "semifl"}, "data.strong=semifl (used only with a method that trains on strong views)"),

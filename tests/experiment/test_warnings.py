@@ -32,6 +32,7 @@ DOUBTFUL = [
         "server.optimizer.momentum=0.9999: updates are averaged over more than 1,000 steps",
     ),
     ("fl2", {"client__optimizer__weight_decay": 2.0}, "client.optimizer.weight_decay=2.0: the weights are drawn to 0"),
+    ("fl2", {"client__optimizer__warmup_rounds": 4.0}, "client.optimizer.warmup_rounds=4.0: the warm-up lasts until the end"),
     ("fl2", {"client__optimizer__clip_norm": 1e-9}, "client.optimizer.clip_norm=1e-09: the steps almost vanish"),
     ("fedavg", {"method__prox_mu": 1e6}, "method.prox_mu=1000000.0: clients hardly leave the global model"),
     ("semifl", {"method__confidence": 0.0}, "method.confidence=0.0: every pseudo-label is accepted"),

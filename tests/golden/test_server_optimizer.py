@@ -53,3 +53,9 @@ def test_the_averaged_client_update_is_the_gradient_of_a_server_optimizer(rule, 
         step, kept = rule(d, kept, t)
         expected = expected - RATE * step
     np.testing.assert_allclose(weights, expected, rtol=2e-5)
+
+
+def test_the_defaults_are_those_of_the_papers_experiments():
+    """Reddi et al. 2021, Section 5 and Appendix D: beta1 = .9, beta2 = .99, tau = .001."""
+    assert (given := Settings.from_dict({}).server.optimizer).name == "sgd"
+    assert (given.learning_rate, given.b1, given.b2, given.eps) == (1.0, 0.9, 0.99, 1e-3)

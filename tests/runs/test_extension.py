@@ -54,6 +54,7 @@ def test_other_numbers_of_rounds_are_refused_in_one_line_and_nothing_changes(tmp
             {"server__training__optimizer__schedule": "cosine_7_16"},
             "server.training.optimizer.schedule=cosine_7_16",
         ),
+        ("fixmatch", {"client__optimizer__schedule": "step", "client__optimizer__warmup_rounds": 2.0}, ""),
         ("fedavg", {"server__training__optimizer__schedule": "cosine"}, ""),  # its server has no labels to train on
         ("fedsem", {"method__labeled_rounds": 0.5}, "method.labeled_rounds=0.5"),
         ("fedsiam_d", {"method__end_round": 3}, "method.name=fedsiam_d, which reads the number of rounds"),
