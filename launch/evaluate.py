@@ -1,4 +1,4 @@
-"""Evaluates finished or stopped runs: accuracy (also per class and client), confusion matrix, calibration; saves predictions.
+"""Evaluates finished or stopped runs: accuracy (also per class and client), other scores, confusion matrix; saves predictions.
 
     python -m launch.evaluate DIR... [--best] [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
 

@@ -1,10 +1,11 @@
 """Compares runs: one HTML page that works without a network, figures (SVG, PNG) and tables (text, CSV, LaTeX) beside it.
 
-    python -m launch.report DIR... [--by method] [--x rounds] [--target 0.9] [--out report.html] [--json FILE]
+    python -m launch.report DIR... [--by method] [--x rounds] [--target 0.9] [--interval] [--out report.html] [--json FILE]
 
 Every run in or below the folders is shown: finished, unfinished or diverged. Runs that differ in their seeds alone are a group,
-with mean and standard deviation; `--by` puts runs together by keys instead. A sweep has a table of its cells, beside the
-paper's accuracies; `--json` adds its cells to FILE. Nothing in the runs' folders is changed.
+with mean and standard deviation, or with a confidence interval (`--interval`); `--by` puts runs together by keys instead. Two
+groups are compared over the seeds and splits that both have. A sweep has a table of its cells, beside the paper's accuracies;
+`--json` adds its cells to FILE. Nothing in the runs' folders is changed.
 Exit status: 0 done; 2 wrong arguments, or no run.
 """
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
         grouped = groups.group(found.runs, [name.strip() for name in options.by.split(",") if name.strip()], places)
-        made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target)
+        made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target, options.interval)
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {SWEEP}, accepted: folders of launch.sweep")
         results = cells.from_json(as_json) if as_json is not None and as_json.exists() else []
@@ -104,6 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean"
     )
+    interval = "95 %% confidence intervals of means over runs (Student's t) in place of sample standard deviations"
+    parser.add_argument("--interval", action="store_true", help=interval)
     parser.add_argument(
         "--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)"
     )

@@ -79,6 +79,7 @@ def ended(processes: Sequence[subprocess.Popen], timeout: float = 300) -> list[E
 def rounds(case: Sequence[str], number: int = 2) -> list[tuple[dict, Any]]:
     """Of a method with the labels in a place: each round's metrics, evaluated, and the state after it, on all devices."""
     quick = {"client__epochs": 0, "client__steps": 2, "server__training__epochs": 0, "server__training__steps": 2}
+    quick |= {"eval_metrics": "macro_f1"}
     one_by_one = {"execution__strategy": "sharded", "execution__devices": jax.device_count()}
     experiment = tiny.experiment(case[0], labels_at=case[1], **tiny.confident(case[0]) | quick | one_by_one)
     simulator, found = experiment.simulator, []

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -15,7 +16,7 @@ from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData, tables_of, widened
 from fedjax_ssl.data.sources import stand_in
-from fedjax_ssl.experiment import sizes
+from fedjax_ssl.experiment import evaluation, sizes
 from fedjax_ssl.experiment.arguments import naming, profiles_of, server_of, system_of, training_of
 from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
@@ -281,6 +282,7 @@ def _problem(drawn: Drawn, data: Sequence[FederatedData], method: Callable[[Numb
         on_disk=config.execution.data == "disk",
         system=system,
         stop=requires.clients and config.client.on_nonfinite == "stop",
+        scores=partial(evaluation.scores, names=config.scores) if config.scores else None,
     )
 
 
@@ -323,6 +325,7 @@ def _check_scenario(plan: Plan, method: Method) -> None:
     if (requires.clients or requires.next_cohort) and settings.cohort_size > data.num_clients:
         raise ValueError(f"cohort_size: got {settings.cohort_size}, accepted: 1 to data.num_clients = {data.num_clients}")
     trains = {"client": requires.clients, "server.training": data.labels_at == "server"}
+    evaluation.check_scores(settings.scores, plan.spec.num_classes)
     for group, got in settings.trainings.items():
         if trains[group] and (got.epochs > 0) == (got.steps > 0):
             shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"

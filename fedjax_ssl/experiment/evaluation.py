@@ -1,9 +1,9 @@
-"""What is computed from a model's outputs on labeled examples: accuracies, confusion matrix, calibration, worst clients.
+"""What is computed from a model's outputs on labeled examples: accuracies and other scores, confusion matrix, worst clients.
 
 All functions are NumPy on plain arrays. Labels below 0 mark examples without a known label; callers leave them out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,8 @@ from jaxtyping import Float, Float64, Int, Int64
 
 BINS = 15  # of the calibration, as in Guo et al. 2017
 TENTHS = 10  # the number of bins of the clients' histogram; the worst clients are one part in so many
+TOP = 5  # an example counts in the top-5 accuracy if its class has one of the five largest outputs
+Logits = Float[np.ndarray, "N C"]
 Classes = Int[np.ndarray, " N"]
 
 
@@ -46,7 +48,7 @@ class OfClients(NamedTuple):
     histogram: Int64[np.ndarray, " _"]
 
 
-def predictions(logits: Float[np.ndarray, "N C"]) -> Predictions:
+def predictions(logits: Logits) -> Predictions:
     """Classes and confidences of logits; the lowest class wins a tie."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True, initial=-np.inf)
     confidence = 1.0 / np.exp(shifted).sum(axis=1)
@@ -86,8 +88,7 @@ def of_clients(correct: Float[np.ndarray, " N"], rows: Sequence[Int[np.ndarray, 
     count = np.array([len(own) for own in known])
     accuracy = np.array([own.mean() if len(own) else np.nan for own in known])
     measured = accuracy[count > 0]
-    mean = float(measured.mean()) if len(measured) else float("nan")
-    return OfClients(accuracy, count, mean, worst(measured), np.histogram(measured, TENTHS, (0.0, 1.0))[0])
+    return OfClients(accuracy, count, _mean(accuracy), worst(measured), np.histogram(measured, TENTHS, (0.0, 1.0))[0])
 
 
 def worst(accuracy: Float[np.ndarray, " K"]) -> float:
@@ -95,7 +96,87 @@ def worst(accuracy: Float[np.ndarray, " K"]) -> float:
     return float(np.sort(accuracy)[: max(1, len(accuracy) // TENTHS)].mean()) if len(accuracy) else float("nan")
 
 
-def report(logits: Float[np.ndarray, "N C"], labels: Classes) -> dict[str, Any]:
+def _mean(values: Float[np.ndarray, " n"]) -> float:
+    """The mean of the values that are not NaN; NaN if there is none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def balanced_accuracy(logits: Logits, labels: Classes) -> float:
+    """The mean of the accuracies of the classes that have examples."""
+    return _mean(class_accuracies(confusion_matrix(labels, predictions(logits).label, logits.shape[1])))
+
+
+def macro_f1(logits: Logits, labels: Classes) -> float:
+    """The mean of the classes' F1, 2 right / (examples + predicted ones), over classes that have examples or are predicted."""
+    confusion = confusion_matrix(labels, predictions(logits).label, logits.shape[1])
+    total = confusion.sum(axis=0) + confusion.sum(axis=1)
+    return _mean(np.where(total > 0, 2 * np.diagonal(confusion) / np.maximum(total, 1), np.nan))
+
+
+def macro_auc(logits: Logits, labels: Classes) -> float:
+    """The mean of the areas under the ROC curves of each class against all others, by the class' softmax output.
+
+    The mean is over the classes that some examples have and others do not have; NaN if there is none.
+    """
+    from sklearn.metrics import roc_auc_score  # takes a second to import, which only those wait for who ask for it
+
+    outputs = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True, initial=-np.inf))
+    outputs /= outputs.sum(axis=1, keepdims=True)
+    is_class = labels[:, None] == np.arange(logits.shape[1])
+    known = np.flatnonzero(is_class.any(axis=0) & ~is_class.all(axis=0))
+    return _mean(np.array([roc_auc_score(is_class[:, c], outputs[:, c]) for c in known], float))
+
+
+def top5_accuracy(logits: Logits, labels: Classes) -> float:
+    """The share of the examples whose class has one of the five largest outputs; NaN with at most five classes.
+
+    Of equal outputs the lowest class is the largest, as for the accuracy.
+    """
+    classes = np.arange(logits.shape[1])
+    if len(classes) <= TOP:
+        return float("nan")
+    own = np.take_along_axis(logits, labels.astype(np.int64)[:, None], axis=1)
+    larger = (logits > own) | ((logits == own) & (classes < labels[:, None]))
+    return _mean((larger.sum(axis=1) < TOP).astype(float))
+
+
+def ece(logits: Logits, labels: Classes) -> float:
+    """The expected calibration error."""
+    return calibration(predictions(logits), labels).error
+
+
+class Score(NamedTuple):
+    """A number in [0, 1] that is computed from outputs and labels: its key in reports, after `eval/` in logs, and its name."""
+
+    key: str
+    name: str
+    of: Callable[[Logits, Classes], float]
+
+
+SCORES = {
+    "balanced_accuracy": Score("balanced_accuracy", "balanced accuracy", balanced_accuracy),
+    "macro_f1": Score("macro_f1", "macro F1", macro_f1),
+    "auc": Score("auc", "macro AUC", macro_auc),
+    "top5": Score("top5_accuracy", "top-5 accuracy", top5_accuracy),
+    "ece": Score("ece", "calibration error", ece),
+}
+"""What can be computed in addition to accuracy and loss, under the names that `eval_metrics` takes."""
+
+
+def scores(logits: Logits, labels: Classes, names: Iterable[str] = tuple(SCORES)) -> dict[str, float]:
+    """The scores with these names; NaN if there is no example, or an output is not finite."""
+    is_known = len(labels) > 0 and bool(np.isfinite(logits).all())
+    return {SCORES[name].key: SCORES[name].of(logits, labels) if is_known else float("nan") for name in names}
+
+
+def check_scores(names: Iterable[str], num_classes: int) -> None:
+    """Raises ValueError for a score that no outputs of so many classes have."""
+    if "top5" in names and num_classes <= TOP:
+        raise ValueError(f"eval_metrics: got top5 for {num_classes} classes, accepted: with more than {TOP} classes")
+
+
+def report(logits: Logits, labels: Classes) -> dict[str, Any]:
     """All of these results for N labeled examples, except those of clients, as plain numbers and lists."""
     num_classes, predicted = logits.shape[1], predictions(logits)
     confusion = confusion_matrix(labels, predicted.label, num_classes)
@@ -103,8 +184,8 @@ def report(logits: Float[np.ndarray, "N C"], labels: Classes) -> dict[str, Any]:
     return {
         "examples": len(labels),
         "accuracy": float(np.mean(predicted.label == labels)) if len(labels) else float("nan"),
+        **scores(logits, labels),
         "class_accuracy": class_accuracies(confusion).tolist(),
         "confusion": confusion.tolist(),
-        "ece": calibrated.error,
         "calibration": {name: getattr(calibrated, name).tolist() for name in ("examples", "accuracy", "confidence")},
     }

@@ -18,8 +18,11 @@ If such a setting varies between runs of one program, none of its values may be 
 
 PLACES = ("data.data_dir", "data.path", "data.download")
 """Keys that say where data are stored; processes of a run may differ in them, because `run.json` holds a digest of the data."""
-ELSEWHERE = (*PLACES, "log_to", "client.on_nonfinite")
-"""Keys that may change when a run goes on: where data lie and metrics go, and whether a client left out of a round ends it."""
+ELSEWHERE = (*PLACES, "log_to", "eval_metrics", "client.on_nonfinite")
+"""Keys that may change when a run goes on.
+
+They say where data lie, which metrics there are and where they go, and whether a client left out of a round ends the run.
+"""
 CLIENT_FILES = ("system.file", "system.trace")
 """Files of clients' devices and windows. They count as data: the digest covers their content, wherever they lie."""
 
@@ -62,7 +65,7 @@ def _check(settings: Settings) -> None:
     numbers = [name for name, value in flat.items() if type(value) is float]
     if key not in numbers:
         what = f"which is {KINDS.get(type(flat[key]), 'no float')}, " if key in flat else ""
-        hint = did_you_mean(key, numbers)
+        hint = "" if key in flat else did_you_mean(key, numbers)
         raise ValueError(f"vary: got {key!r}, {what}accepted: the key of a float in {', '.join(GROUPS)}{hint}")
     if len(values) < 2 or len(set(values)) < len(values):
         raise ValueError(f"values: got {values} with vary={key}, accepted: two numbers or more, each once")

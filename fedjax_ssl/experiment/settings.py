@@ -12,6 +12,7 @@ from pydantic import Field
 
 from fedjax_ssl import models, moved
 from fedjax_ssl.data.settings import Clients, DataSettings
+from fedjax_ssl.experiment.evaluation import SCORES
 from fedjax_ssl.experiment.layers import factors_of
 from fedjax_ssl.experiment.system_settings import SystemSettings
 from fedjax_ssl.experiment.training_settings import BATCH_NORM, CLIENTS, ClientSettings, ServerSettings, ServerTrainingSettings
@@ -242,6 +243,12 @@ class Settings(Model):
         description="Number of evaluations in a row without a better value of `keep_best` after which a run ends early. 0 runs "
         "all rounds, and 5 to 20 is usual.",
     )
+    eval_metrics: str = Field(
+        default="",
+        description="What each evaluation computes of the test data in addition to accuracy and loss: names out of "
+        f"{', '.join(f'`{name}`' for name in SCORES)}, separated by commas. The metrics have them as `eval/` and the name, "
+        "`top5` as `eval/top5_accuracy`. For this the logits of all test examples are sent to the host.",
+    )
     log_to: str = Field(
         default="",
         description="Where metrics go in addition to the run's folder, which always has them as JSON lines and for "
@@ -265,6 +272,9 @@ class Settings(Model):
     def _check(self) -> Self:
         for group, training in self.trainings.items():
             factors_of(f"{group}.optimizer.layers", training.optimizer.layers)
+        if not {*self.scores} <= {*SCORES}:
+            accepted = f"{', '.join(SCORES)}, separated by commas"
+            raise ValueError(f"eval_metrics: got {self.eval_metrics!r}, accepted: {accepted}")
         names = [name.strip() for name in self.log_to.split(",") if name.strip()]
         if not {*names} <= {*TRACKERS}:
             raise ValueError(f"log_to: got {self.log_to!r}, accepted: {', '.join(TRACKERS)}, separated by commas")
@@ -296,6 +306,11 @@ class Settings(Model):
         """Settings from nested mappings; missing keys have their defaults, unknown keys and wrong values raise ValueError."""
         given = {key: value for key, value in config.items() if key != CHECKSUM}  # a config.json as it lies in a folder, too
         return parse(cls, given)
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names in `eval_metrics`, each once."""
+        return tuple(dict.fromkeys(self.eval_metrics.replace(",", " ").split()))
 
     @property
     def trainings(self) -> dict[str, ClientSettings | ServerTrainingSettings]:

@@ -154,28 +154,28 @@ def over_seeds(results: Sequence[Result]) -> Result:
 def table(name: str, title: str, results: Sequence[Result]) -> Table:
     """A row for each cell; errors take the place of its numbers, so that no mean leaves runs out. Notes stand below."""
     note = (
-        "Accuracy of the last round, and share of accepted pseudo-labels that are right over the last five rounds: mean ± "
-        "sample standard deviation over seeds. Seconds, the median, have compilation in them; runs of one program share them."
+        "Accuracy of the last round, and share of accepted pseudo-labels that are right over the last five rounds: means over "
+        "seeds. Seconds, the median, have compilation in them; runs of one program share them."
     )
     below = " ".join([note, *(f"{line}." for line in notes(results))])
     return Table(f"sweep_{slug(name)}", title, HEADER, tuple(map(_row, results)), below)
 
 
-def accuracies(results: Sequence[Result]) -> dict[tuple[str, str], str]:
-    """Of each cell, by row and column, mean ± standard deviation in %, in brackets the paper's; `failed` if a run has none."""
+def accuracies(results: Sequence[Result], *, interval: bool = False) -> dict[tuple[str, str], str]:
+    """Of each cell, by row and column, the mean in % with its spread, in brackets the paper's; `failed` if a run has none."""
     found = {}
     for one in results:
         own, paper = _row(one)[2:4]
-        text = str(own) if isinstance(own, Spread) else "failed"
+        text = str(own._replace(is_interval=interval)) if isinstance(own, Spread) else "failed"
         found[one["case"]["row"], one["case"]["column"]] = text + f" [{paper}]" * (paper != DASH)
     return found
 
 
-def grid(name: str, title: str, entries: Mapping[tuple[str, str], str]) -> Table:
+def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], note: str = "") -> Table:
     """Rows by columns, as papers have them; `entries` are texts by row and column."""
     rows, columns = (dict.fromkeys(place[axis] for place in entries) for axis in (0, 1))
     head = ("", *(column or "accuracy, %" for column in columns))
-    return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows))
+    return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows), note)
 
 
 def place(one: Result) -> str:

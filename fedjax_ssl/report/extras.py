@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from pydantic import Field
 
+from fedjax_ssl.experiment.evaluation import SCORES
 from fedjax_ssl.options import Count, Fraction, Model, parse
 from fedjax_ssl.runs.clients import ClientsLog
 from fedjax_ssl.runs.folder import EVALUATION
@@ -25,6 +26,10 @@ class EvaluationFile(Model, extra="ignore"):
     classes: list[str] = Field(default=[])
     class_accuracy: list[Fraction | None] = Field(default=[])
     confusion: list[list[Count]] = Field(default=[])
+    balanced_accuracy: Fraction | None = None
+    macro_f1: Fraction | None = None
+    auc: Fraction | None = None
+    top5_accuracy: Fraction | None = None
     ece: Fraction | None = None
     clients: ClientsFile = ClientsFile()
 
@@ -32,14 +37,15 @@ class EvaluationFile(Model, extra="ignore"):
 class Evaluation(NamedTuple):
     """A model's results as fractions.
 
-    A part that is missing is empty, or NaN for `ece`; the accuracy of a class or client without examples is NaN. Rows of
-    `confusion` are true classes; `classes` are the names of all, if they have some.
+    A part that is missing is empty, and a score that is missing is NaN, as is the accuracy of a class or client without
+    examples. Rows of `confusion` are true classes; `scores` have the keys of `evaluation.SCORES`; `classes` are the names of
+    all, if they have some.
     """
 
     per_class: Float[np.ndarray, " C"]
     confusion: Float[np.ndarray, "C C"]
     per_client: Float[np.ndarray, " K"]
-    ece: float
+    scores: dict[str, float]
     classes: tuple[str, ...] = ()
 
     @property
@@ -68,8 +74,9 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     except ValueError as error:
         return None, [f"{EVALUATION}: not used: {' '.join(str(error).split())}"]
     per_class, per_client = (np.array(values, float) for values in (found.class_accuracy, found.clients.accuracy))
-    ece = float("nan") if found.ece is None else found.ece
-    return Evaluation(per_class, confusion, per_client, ece, tuple(found.classes)), []
+    known = {score.key: getattr(found, score.key) for score in SCORES.values()}
+    scores = {key: float("nan") if value is None else value for key, value in known.items()}
+    return Evaluation(per_class, confusion, per_client, scores, tuple(found.classes)), []
 
 
 def records(run: Run) -> tuple[Records | None, list[str]]:

@@ -50,12 +50,12 @@ class Picture(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A line with a band: mean and sd (NaN: one run) of y at x."""
+    """A line with a band: the mean of y at x, and what the band has to either side (NaN: one run)."""
 
     label: str
     x: Float[np.ndarray, " P"]
     mean: Float[np.ndarray, " P"]
-    sd: Float[np.ndarray, " P"]
+    band: Float[np.ndarray, " P"]
     style: int
 
 
@@ -111,7 +111,7 @@ def _draw(axes: Axes, line: Curve) -> None:
     color, dashes, marker = (choices[line.style % len(choices)] for choices in (COLORS, LINES, MARKERS))
     every = max(1, math.ceil(len(line.x) / 10))
     axes.plot(line.x, line.mean, color=color, linestyle=dashes, marker=marker, markevery=every, label=line.label)
-    axes.fill_between(line.x, line.mean - line.sd, line.mean + line.sd, color=color, alpha=0.18, linewidth=0)
+    axes.fill_between(line.x, line.mean - line.band, line.mean + line.band, color=color, alpha=0.18, linewidth=0)
 
 
 def _whole_ticks(axes: Axes, xs: Sequence[Float[np.ndarray, " P"]]) -> None:

@@ -1,12 +1,13 @@
 """The tables of a report: results, costs, runs, differing settings, classes and clients."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from fedjax_ssl.experiment import best
-from fedjax_ssl.experiment.evaluation import worst
+from fedjax_ssl.experiment.evaluation import SCORES, worst
 from fedjax_ssl.options import plural
 from fedjax_ssl.report import statistics
 from fedjax_ssl.report.extras import Evaluation
@@ -24,6 +25,7 @@ from fedjax_ssl.runs import changes
 from fedjax_ssl.runs.reading import Run
 
 ACCURACY = "eval/accuracy"
+MOST = 28  # comparisons of groups in pairs; all of eight groups
 Evaluations = dict[str, list[Evaluation]]
 """A group's label -> the evaluations of its runs."""
 
@@ -64,7 +66,7 @@ def results(grouped: Grouped, target: float) -> Table:
         rows.append((link(group), *means, seeds, *(one._replace(digits=min(one.digits, 1)) for one in reached)))
     header = (grouped.heading, "last, %", "last 5, %", "runs", f"rounds to {shown}", f"MB to {shown}", f"s to {shown}")
     note = (
-        "Test accuracy of the last evaluation and mean of the last five; mean ± sample standard deviation over runs. To the "
+        "Test accuracy of the last evaluation and mean of the last five, means over runs. To the "
         f"target: the first evaluation with {shown} or more; MB (10^6 bytes) up and down of all clients; seconds of rounds, "
         "those of all runs that share a program, without compilation and evaluation; (2 of 3): the mean of those runs that "
         "have a value. A group's name leads to its command."
@@ -89,14 +91,71 @@ def validated(grouped: Grouped) -> Table | None:
         rows.append((link(group), *numbers, spread([accuracy(run) for run in having], 1), f"{early} of {len(having)}"))
     header = (grouped.heading, "round", "chosen by", "validation", "test, %", "last test, %", "ended early")
     note = (
-        "The round with the best evaluation on the validation examples (`keep_best`), the first of equal ones; mean ± sample "
-        "standard deviation over runs. No round is chosen by its test accuracy."
+        "The round with the best evaluation on the validation examples (`keep_best`), the first of equal ones; means over "
+        "runs. No round is chosen by its test accuracy."
     )
-    return (
-        Table("validation", "The round that validation chooses, and its test accuracy", header, tuple(rows), note)
-        if rows
-        else None
+    title = "The round that validation chooses, and its test accuracy"
+    return Table("validation", title, header, tuple(rows), note) if rows else None
+
+
+def scores(grouped: Grouped, found: Evaluations) -> Table | None:
+    """Each group's other scores of the last evaluation, from the logs or, where they have none, from `evaluation.json`.
+
+    None: there are none.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for group in grouped.groups:
+        logged = [[100 * statistics.last(run.column(f"eval/{one.key}")) for run in group.used] for one in SCORES.values()]
+        saved = [[100 * each.scores[one.key] for each in found[group.label]] for one in SCORES.values()]
+        pairs = zip(logged, saved, strict=True)
+        rows.append((link(group), *(spread(own if np.isfinite(own).any() else other, 1) for own, other in pairs)))
+    header = (grouped.heading, *(f"{one.name}, %" for one in SCORES.values()))
+    note = (
+        "Of the last evaluation, means over runs. Balanced accuracy, macro F1 and macro AUC (each class against all others) "
+        "are means over classes; the calibration error (ECE) has 15 bins."
     )
+    table = Table("scores", "Other scores on the test set", header, tuple(rows), note).without_empty()
+    return table if len(table.header) > 1 else None
+
+
+def comparisons(grouped: Grouped) -> Table | None:
+    """Groups compared over runs of the same seed, data and split; None: no two groups have two such pairs of runs.
+
+    If more than MOST comparisons were possible, each group is compared with the best one that shares runs with it alone.
+    """
+    groups = sorted(grouped.groups, key=lambda group: -np.nan_to_num(spread([accuracy(run) for run in group.used]).mean))
+    each = [_by_pair(group) for group in groups]
+    pairs = itertools.combinations(range(len(groups)), 2)
+    shared = {(i, j): both for i, j in pairs if len(both := sorted(each[i].keys() & each[j].keys())) > 1}
+    if is_limited := len(shared) > MOST:
+        shared = {pair: shared[pair] for pair in {j: (i, j) for i, j in reversed(shared)}.values()}
+    rows: list[tuple[Cell, ...]] = []
+    for (i, j), both in sorted(shared.items()):
+        found = statistics.compared(*(np.array([each[k][key] for key in both]) for k in (i, j)))
+        low, high = found.difference - found.half, found.difference + found.half
+        tests = (DASH if math.isnan(p) else f"{p:.2g}" for p in (found.student, found.wilcoxon))
+        rows.append(
+            (link(groups[i]), link(groups[j]), found.pairs, f"{found.difference:+.2f}", f"[{low:.2f}, {high:.2f}]", *tests)
+        )
+    header = ("first", "second", "pairs", "first - second", "95 % interval", "p, paired t test", "p, Wilcoxon")
+    several = f", and not corrected for the number of comparisons, {len(rows)}" if len(rows) > 1 else ""
+    limited = "Each group is compared with the best one that shares such runs with it alone. " if is_limited else ""
+    note = (
+        f"A pair is two runs with the same seed, the same split of the same data and as many rounds. {limited}The 95 % "
+        "confidence interval of the mean difference is by Student's t. p is that of a two-sided test that there is no "
+        f"difference{several}. With few pairs the interval is wide, and only large differences are found. The t test takes "
+        f"differences as normally distributed; Wilcoxon's signed-rank test needs {statistics.SIGNED} pairs. Seeds change the "
+        "split, the initial weights and the order of the examples, but not the test set."
+    )
+    title = "Differences of the last test accuracies, in percentage points, over pairs of runs"
+    return Table("comparisons", title, header, tuple(rows), note).without_empty() if rows else None
+
+
+def _by_pair(group: Group) -> dict[tuple[int, str, int], float]:
+    """The accuracies of a group's runs by what both runs of a pair have; without runs that do not differ in it."""
+    keys = [(run.config[SEED], run.data, run.rounds_done) for run in group.used]
+    found = {key: accuracy(run) for key, run in zip(keys, group.used, strict=True) if run.data and keys.count(key) == 1}
+    return {key: value for key, value in found.items() if not math.isnan(value)}
 
 
 def costs(grouped: Grouped) -> Table:
@@ -172,10 +231,7 @@ def per_class(groups: Sequence[Group], found: Evaluations) -> Table | None:
     for index, head in enumerate(of_classes(number, class_names([one for label in having for one in found[label]]))):
         each = [[100 * part[index] for part in parts if index < len(part)] for parts in having.values()]
         rows.append((head, *(spread(values, 1) for values in each)))
-    errors = {label: spread([100 * one.ece for one in found[label] if not math.isnan(one.ece)], 1) for label in having}
-    shown = "; ".join(f"{label} {error}" for label, error in errors.items() if error.number)
-    note = f"Expected calibration error, %: {shown}." if shown else ""
-    return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows), note)
+    return Table("per_class", "Test accuracy of each class, %", ("class", *having), tuple(rows))
 
 
 def class_names(found: Sequence[Evaluation]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.options import plural
 from fedjax_ssl.report import cells, extras, figures, results, statistics, tables
 from fedjax_ssl.report.figures import Curve, Picture
@@ -19,6 +20,7 @@ from fedjax_ssl.runs.sweep import on_axis
 Metrics = Mapping[str, tuple[str, float]]
 """A metric's key -> its name in words, and the factor that its values are shown with."""
 TEST = {ACCURACY: ("Test accuracy, %", 100)}
+SCORES = {f"eval/{one.key}": (f"{one.name[0].upper()}{one.name[1:]}, %", 100.0) for one in evaluation.SCORES.values()}
 PSEUDO_LABELS = {
     "diagnostics/pseudo_label_accuracy": ("Pseudo-label accuracy, %", 100),
     "diagnostics/label_ratio": ("Label ratio, %", 100), "diagnostics/correct_ratio": ("Correct ratio, %", 100),
@@ -40,6 +42,10 @@ TRACES = {
     "client/update_norm": "norm of the update", "client/cosine": "cosine to the aggregate",
 }  # fmt: skip
 """What is shown of clients' records: metric -> its name in words."""
+NOT_COMPARED = (
+    "No two groups are compared run by run: none have two runs each with the same seeds, the same split of the same data and "
+    "as many rounds. Splits differ, for example, where some groups have their labels at the server and others at the clients."
+)
 SHOWN = 6
 """Of figures that a group has of its own, such as confusion matrices, the page has those of the first groups."""
 
@@ -54,10 +60,17 @@ class Source(NamedTuple):
     problems: tuple[str, ...]
     x: str
     target: float
+    interval: bool  # whether means have confidence intervals in place of standard deviations
 
 
 def source(
-    grouped: Grouped, sweeps: list[cells.Sweep], unreadable: Sequence[str], problems: list[str], x: str, target: float | None
+    grouped: Grouped,
+    sweeps: list[cells.Sweep],
+    unreadable: Sequence[str],
+    problems: list[str],
+    x: str,
+    target: float | None,
+    interval: bool = False,
 ) -> Source:
     """Reads the evaluations, adds to `problems`, and chooses the target where none is given."""
     evaluations: Evaluations = {}
@@ -73,17 +86,19 @@ def source(
     if x == "simulated" and not any("sim/seconds" in run.columns for group in grouped.groups for run in group.runs):
         problems.append("--x=simulated: no run has simulated seconds, which come with config.system.*")
     reached = results.default_target(grouped.groups) if target is None else target
-    return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached)
+    return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached, interval)
 
 
-def curve(group: Group, style: int, key: str, kind: str, factor: float = 1.0) -> Curve | None:
+def curve(group: Group, style: int, key: str, kind: str, factor: float, *, interval: bool) -> Curve | None:
     """A group's curve of a metric; None where its runs have no round with it in common."""
     having = [run.columns for run in group.used if key in run.columns]
     if not having or len(having) < len(group.used):
         return None
     xs, ys = [statistics.axis(one, kind) for one in having], [factor * one[key] for one in having]
     x, y = statistics.common(xs, ys, [one["round"] for one in having])
-    return Curve(group.place.curve, x, *statistics.mean_sd(y), style) if len(x) else None
+    mean, sd = statistics.mean_sd(y)
+    band = statistics.half_interval(sd, len(y)) if interval else sd
+    return Curve(group.place.curve, x, mean, band, style) if len(x) else None
 
 
 def drawn(made_from: Source, metrics: Metrics, kind: str) -> Iterator[tuple[str, dict[str, list[Curve]]]]:
@@ -94,8 +109,8 @@ def drawn(made_from: Source, metrics: Metrics, kind: str) -> Iterator[tuple[str,
     for figure, groups in together.items():
         parts = {}
         for key, (_, factor) in metrics.items():
-            found = [curve(group, style, key, kind, factor) for style, group in enumerate(groups)]
-            if lines := [one for one in found if one is not None]:
+            own = [curve(one, n, key, kind, factor, interval=made_from.interval) for n, one in enumerate(groups)]
+            if lines := [one for one in own if one is not None]:
                 parts[key] = lines
         yield figure, parts
 
@@ -149,26 +164,37 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
         Section("Runs", tuple(_runs(made_from))),
         Section("Commands", tuple(commands)),
     ]
+    if made_from.interval:
+        found = [one._replace(items=tuple(map(_with_intervals, one.items))) for one in found]
     return [one for one in found if one.items and one.items != (Words(()),)]
 
 
+def _with_intervals(item: Item) -> Item:
+    return item.with_intervals() if isinstance(item, tables.Table) else item
+
+
 def _results(made_from: Source) -> list[Item]:
-    shown = [table for one in made_from.sweeps for table in _tables(one)]
-    figures = [one for sweep in made_from.sweeps for one in _along(sweep)]
-    chosen = [table] if (table := results.validated(made_from.grouped)) else []
-    return [results.results(made_from.grouped, made_from.target), *chosen, *shown, results.costs(made_from.grouped), *figures]
+    grouped, interval = made_from.grouped, made_from.interval
+    shown = [table for one in made_from.sweeps for table in _tables(one, interval)]
+    figures = [one for sweep in made_from.sweeps for one in _along(sweep, interval)]
+    items: list[Item | None] = [results.results(grouped, made_from.target), results.validated(grouped)]
+    items.append(results.scores(grouped, made_from.evaluations))
+    could_be_compared = sum(len(group.used) > 1 for group in grouped.groups) > 1
+    items.append(results.comparisons(grouped) or (Words((NOT_COMPARED,)) if could_be_compared else None))
+    return [one for one in (*items, *shown, results.costs(grouped), *figures) if one is not None]
 
 
-def _tables(sweep: cells.Sweep) -> Iterator[tables.Table]:
+def _tables(sweep: cells.Sweep, interval: bool) -> Iterator[tables.Table]:
     """A sweep's accuracies, rows by columns, where it has several columns; and all numbers of its cells."""
     title = sweep.about or f"Cells of {sweep.name}"
     if len({one["case"]["column"] for one in sweep.results}) > 1:
         name = f"sweep_{slug(sweep.name)}_accuracy"
-        yield cells.grid(name, f"{title}: accuracy of the last round, %", cells.accuracies(sweep.results))
+        entries = cells.accuracies(sweep.results, interval=interval)
+        yield cells.grid(name, f"{title}: accuracy of the last round, %", entries, tables.plus_minus(interval))
     yield cells.table(sweep.name, title, sweep.results).without_empty()
 
 
-def _along(sweep: cells.Sweep) -> Iterator[Picture]:
+def _along(sweep: cells.Sweep, interval: bool) -> Iterator[Picture]:
     """Accuracy against the number that a sweep changes, and the bytes where they change with it; of cells without an error."""
     having = [one for one in sweep.results if sweep.x and not any("error" in run for run in one["runs"])]
     lines: dict[str, list[tuple[float, cells.Result]]] = {}
@@ -180,8 +206,9 @@ def _along(sweep: cells.Sweep) -> Iterator[Picture]:
         for style, (line, points) in enumerate(lines.items()):
             points.sort(key=lambda point: point[0])
             spreads = [tables.spread([factor * run[key] for run in one["runs"]]) for _, one in points]
-            means, sds = (np.array([getattr(one, name) for one in spreads]) for name in ("mean", "sd"))
-            own.append(Curve(line or sweep.name, np.array([x for x, _ in points]), means, sds, style))
+            means = np.array([one.mean for one in spreads])
+            bands = np.array([one._replace(is_interval=interval).half for one in spreads])
+            own.append(Curve(line or sweep.name, np.array([x for x, _ in points]), means, bands, style))
         if key == "accuracy" or any(np.ptp(one.mean) for one in own):
             parts[label] = own
     if ticks := sorted({x for points in lines.values() for x, _ in points}):
@@ -190,14 +217,15 @@ def _along(sweep: cells.Sweep) -> Iterator[Picture]:
 
 
 def _accuracy(made_from: Source) -> list[Item]:
-    """Accuracy against the chosen axis, against bytes, and against simulated seconds where runs have them."""
+    """Accuracy against the chosen axis, bytes, and simulated seconds where runs have them; other scores that logs have."""
     level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
     kinds = dict.fromkeys((made_from.x, "bytes", "simulated"))
     pictures = [one for kind in kinds for one in curves(made_from, TEST, kind, level)]
-    words = (
-        "Lines are means over runs, bands one sample standard deviation to either side, in the rounds in which all of a "
-        "group's runs have a value."
+    pictures += curves(made_from, SCORES, made_from.x)
+    band = (
+        "95 % confidence intervals of these by Student's t" if made_from.interval else "one standard deviation to either side"
     )
+    words = f"Lines are means over runs, bands {band}, in the rounds in which all of a group's runs have a value."
     if made_from.x != "rounds":
         words += " A point is one round: its place on the axis is the mean of the runs."
     return [Words((words,)), *pictures] if pictures else []

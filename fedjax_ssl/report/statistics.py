@@ -1,6 +1,8 @@
 """The numbers of a report: pure functions on arrays, NaN where there is no value."""
 
+import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -12,12 +14,48 @@ AXES = {
     "rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes", "simulated": "simulated seconds",
 }  # fmt: skip
 """What curves are drawn against, and the axis' label."""
+LEVEL = 0.95  # of confidence intervals
+SIGNED = 6  # pairs that Wilcoxon's signed-rank test needs: with fewer its p is never below .05
 
 
 def mean_sd(values: Float[np.ndarray, " R *T"]) -> tuple[Float[np.ndarray, "*T"], Float[np.ndarray, "*T"]]:
     """Mean and sample standard deviation (divisor R - 1; NaN where R = 1) over the first axis."""
     mean = values.mean(0)
     return mean, (values.std(0, ddof=1) if len(values) > 1 else np.full_like(mean, np.nan))
+
+
+def half_interval(sd: Float[np.ndarray, "*T"], number: int) -> Float[np.ndarray, "*T"]:
+    """Half of the 95 % confidence interval of a mean of `number` values, by Student's t; NaN for one value.
+
+    t_{.975, n-1} sd / sqrt(n), with the sample standard deviation `sd`.
+    """
+    from scipy.special import stdtrit  # `launch.report --help` does not wait for it
+
+    return sd * stdtrit(number - 1, (1 + LEVEL) / 2) / math.sqrt(number)
+
+
+class Comparison(NamedTuple):
+    """The mean difference of pairs with half of its 95 % confidence interval, and the p of two-sided tests that there is none.
+
+    A p is NaN where all differences are equal, and Wilcoxon's below SIGNED pairs.
+    """
+
+    pairs: int
+    difference: float
+    half: float
+    student: float  # p of the paired t test
+    wilcoxon: float  # p of Wilcoxon's signed-rank test
+
+
+def compared(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " n"]) -> Comparison:
+    """Compares values of pairs, at least two."""
+    from scipy import stats
+
+    differences = np.round(first - second, 9)  # so that rounding parts none that are equal
+    mean, sd = mean_sd(differences)
+    student = stats.ttest_1samp(differences, 0).pvalue if np.ptp(differences) > 0 else math.nan
+    signed = stats.wilcoxon(differences).pvalue if len(differences) >= SIGNED and np.ptp(differences) > 0 else math.nan
+    return Comparison(len(differences), float(mean), float(half_interval(sd, len(differences))), float(student), float(signed))
 
 
 def last(values: Float[np.ndarray, " T"], number: int = 1) -> float:

@@ -18,7 +18,8 @@ DASH = "\N{EN DASH}"
 class Spread(NamedTuple):
     """A mean and a sample standard deviation over runs, shown with so many decimals.
 
-    `missing` runs have no value; where there are any, the cell says how many have one.
+    `missing` runs have no value; where there are any, the cell says how many have one. With `is_interval` half of the mean's
+    confidence interval is shown in place of the deviation.
     """
 
     mean: float
@@ -26,12 +27,18 @@ class Spread(NamedTuple):
     digits: int = 1
     number: int = 1
     missing: int = 0
+    is_interval: bool = False
+
+    @property
+    def half(self) -> float:
+        """What is shown behind ±; NaN: nothing."""
+        return float(statistics.half_interval(np.array(self.sd), self.number)) if self.is_interval else self.sd
 
     def __str__(self) -> str:
         if math.isnan(self.mean):
             return DASH
         text = f"{self.mean:,.{self.digits}f}"
-        text += "" if math.isnan(self.sd) else f" ± {self.sd:,.{self.digits}f}"
+        text += "" if math.isnan(self.half) else f" ± {self.half:,.{self.digits}f}"
         return text + (f" ({self.number} of {self.number + self.missing})" if self.missing else "")
 
 
@@ -46,6 +53,13 @@ def spread(values: Sequence[float], digits: int | None = None) -> Spread:
         size = abs(float(mean))
         digits = 1 if size == 0 else 0 if math.isnan(size) else min(6, max(0, 2 - math.floor(math.log10(size))))
     return Spread(float(mean), float(sd), digits, len(there), len(values) - len(there))
+
+
+def plus_minus(is_interval: bool) -> str:
+    """What stands behind ±, as a sentence."""
+    if is_interval:
+        return "Behind ± is half the width of the 95 % confidence interval of the mean over runs, by Student's t."
+    return "Behind ± is the sample standard deviation over runs."
 
 
 def of_classes(number: int, names: Sequence[str]) -> list[str]:
@@ -82,6 +96,17 @@ class Table(NamedTuple):
         cells = [row[column] for row in self.rows]
         return any(isinstance(cell, int | Spread) for cell in cells) and not any(isinstance(cell, Link) for cell in cells)
 
+    @property
+    def below(self) -> str:
+        """The note, and what ± is, where a cell has one."""
+        shown = [cell for row in self.rows for cell in row if isinstance(cell, Spread) and not math.isnan(cell.half)]
+        return " ".join(filter(None, [self.note, plus_minus(shown[0].is_interval) if shown else ""]))
+
+    def with_intervals(self) -> "Table":
+        """The table with confidence intervals in place of standard deviations."""
+        rows = (tuple(c._replace(is_interval=True) if isinstance(c, Spread) else c for c in row) for row in self.rows)
+        return self._replace(rows=tuple(rows))
+
     def without_empty(self) -> "Table":
         """The table without columns in which no cell has anything."""
         filled = [i for i in range(len(self.header)) if any(str(row[i]) != DASH for row in self.rows)]
@@ -92,7 +117,7 @@ class Table(NamedTuple):
 def text(table: Table) -> str:
     """Aligned columns."""
     lines = aligned([table.header, *(tuple(map(_plain, row)) for row in table.rows)], table.is_number)
-    return "\n".join([table.title, "", *lines, *([table.note] if table.note else [])]) + "\n"
+    return "\n".join([table.title, "", *lines, *([table.below] if table.below else [])]) + "\n"
 
 
 def aligned(rows: Sequence[Sequence[str]], is_number: Callable[[int], bool] = lambda column: False) -> list[str]:
@@ -123,8 +148,10 @@ def comma_separated(table: Table) -> str:
 def latex(table: Table) -> str:
     r"""A `table` environment with booktabs' rules; the document needs \usepackage{booktabs}."""
     columns = "".join("r" if table.is_number(i) else "l" for i in range(len(table.header)))
+    said = table._replace(note="").below
+    caption = f"{table.title}. {said}" if said else table.title
     lines = [
-        r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{escaped(table.title)}}}",
+        r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{escaped(caption)}}}",
         rf"\label{{tab:{table.name}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
         " & ".join(map(escaped, table.header)) + r" \\", r"\midrule",
     ]  # fmt: skip
@@ -154,7 +181,7 @@ def as_html(table: Table) -> str:
         ]
         body.append(f"<tr>{''.join(cells)}</tr>")
     title = html.escape(table.title)
-    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
+    note = f'<p class="note">{html.escape(table.below)}</p>' if table.below else ""
     return (
         f'<figure class="table"><figcaption id="table-{table.name}">{title}</figcaption>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table aria-labelledby="table-{table.name}">\n'

@@ -11,7 +11,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data import batching
 from fedjax_ssl.data.federated import Pool, Table
 from fedjax_ssl.method import Cohort, Method
-from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum, mean, reduce, values
+from fedjax_ssl.metrics import ClientMetrics, Mean, PerClient, Sum, mean, reduce, values
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.round import FAULT, reason
 from fedjax_ssl.ssl import losses
@@ -62,10 +62,19 @@ def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]
     return columns
 
 
-def evaluate(method: Method, server: PyTree, pool: Pool, execution: Execution, validation: Table | None = None) -> Metrics:
+def evaluate(
+    method: Method,
+    server: PyTree,
+    pool: Pool,
+    execution: Execution,
+    *,
+    validation: Table | None = None,
+    num_classes: int = 0,
+) -> tuple[dict[str, Mean], jax.Array | None]:
     """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
 
-    Of a table for `validation` it is on these examples of the pool, and the metrics are called `eval/val_...`.
+    Of a table for `validation` it is on these examples of the pool, and the metrics are called `eval/val_...`. With
+    `num_classes` there are also the logits, float32 [N, C]; without them None.
     """
     prefix, n = ("eval/", len(pool.labels)) if validation is None else ("eval/val_", validation.index.shape[1])
     count = n if validation is None else validation.count[0]
@@ -75,15 +84,19 @@ def evaluate(method: Method, server: PyTree, pool: Pool, execution: Execution, v
     # Devices share the batches; those past the end are empty.
     start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0
 
-    def step(s: jax.Array, total: dict[str, Mean]) -> dict[str, Mean]:
+    def step(s: jax.Array, found: tuple[dict[str, Mean], jax.Array | None]) -> tuple[dict[str, Mean], jax.Array | None]:
+        total, kept = found
         batch = batching.in_order(start + s * devices, jnp.int32(count), n, size)
         positions = batch.positions if validation is None else validation.index[0, batch.positions]
         images, labels = pool.images[positions], pool.labels[positions]
         logits = {name: predict(server, images, batch.mask) for name, predict in method.predict.items()}
         new = {names[name]: mean(jnp.argmax(x, axis=-1) == labels, batch.mask) for name, x in logits.items()}
         new[f"{prefix}loss"] = mean(losses.cross_entropy(logits[first], labels), batch.mask)
-        return jax.tree.map(jnp.add, total, new)
+        if kept is not None:
+            kept = kept.at[jnp.where(batch.mask, batch.positions, n)].set(logits[first], mode="drop")
+        return jax.tree.map(jnp.add, total, new), kept
 
     zero = Mean(jnp.zeros(()), jnp.zeros(()))
-    total = jax.lax.fori_loop(0, -(-n // (size * devices)), step, dict.fromkeys((*names.values(), f"{prefix}loss"), zero))
-    return jax.lax.psum(total, CLIENTS) if devices > 1 else total
+    nothing = dict.fromkeys((*names.values(), f"{prefix}loss"), zero), jnp.zeros((n, num_classes)) if num_classes else None
+    found = jax.lax.fori_loop(0, -(-n // (size * devices)), step, nothing)
+    return jax.lax.psum(found, CLIENTS) if devices > 1 else found  # a device has 0 as the logits of the others' examples

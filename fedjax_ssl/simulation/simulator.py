@@ -100,10 +100,13 @@ class Simulator:
         def recorded_rounds(state: RunState, *data: Any) -> tuple[RunState, Cohort, ClientMetrics]:
             return rounds(state, *data, record=True)
 
-        def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> Metrics:
+        def evaluation(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> tuple[Metrics, jax.Array | None]:
             method, validation = problem.checked_method(inputs.number), inputs.tables.get("validation")
-            found = dict(evaluate(method, server, pools[1], execution))
-            return found if validation is None else found | dict(evaluate(method, server, pools[0], execution, validation))
+            num_classes = problem.spec.num_classes if problem.scores else 0
+            found, logits = evaluate(method, server, pools[1], execution, num_classes=num_classes)
+            if validation is not None:
+                found |= evaluate(method, server, pools[0], execution, validation=validation)[0]
+            return found, logits
 
         each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
         initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
@@ -231,9 +234,19 @@ class Simulator:
             state = jax.device_put(copied(saved), self._where.state)
 
     def evaluate(self, state: RunState) -> list[Row]:
-        """Accuracy and loss of each run's global model on the test set, and on the validation examples if there are any."""
+        """Accuracy and loss of each run's global model on the test set and, as `eval/val_...`, on the validation examples.
+
+        The problem's scores on the test set are there as `eval/...`, unless they are NaN.
+        """
         check_alive(state)
-        return self._of_each_run(self._evaluate(state.server, self._inputs, self._pools))
+        metrics, logits = jax.device_get(jax.block_until_ready(self._evaluate(state.server, self._inputs, self._pools)))
+        rows = self._of_each_run(metrics)
+        if self.problem.scores is not None:
+            labels = np.asarray(self.problem.test.labels)
+            for row, own in zip(rows, logits if self._several else [logits], strict=False):  # slots past the runs have no row
+                found = self.problem.scores(own, labels)
+                row.update({f"eval/{key}": value for key, value in found.items() if not np.isnan(value)})
+        return rows
 
     def _of_each_run(self, metrics: Metrics) -> list[Row]:
         """Each run's metrics as numbers."""

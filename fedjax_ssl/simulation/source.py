@@ -42,6 +42,7 @@ class Problem(NamedTuple):
     on_host: bool = False  # whether training images and client states stay on the host; for one run
     on_disk: bool = False  # whether client states that stay on the host are in a file
     system: System | None = None  # how uneven clients are treated; needs `profiles` among the tables
+    scores: Callable[[np.ndarray, np.ndarray], Mapping[str, float]] | None = None  # of the test set's logits and labels
     stop: bool = False  # whether a round in which a client is left out leaves the state as it was
 
     @property

@@ -61,7 +61,7 @@ BRANCHES: list[tuple[str, dict[str, Any]]] = [
 ALIKE = re.compile(
     r"(execution|diagnostics|system)\.|data\.(name|data_dir|path|download|mean|std|image_size|resplit|renumber_labels|num_labels|min_size)"
     r"|.*\.(labeled_repeats|repeats_below|on_nonfinite)$|(model|method)\.name$"
-    r"|(seeds|vary|values|log_to|eval_every|checkpoint_every|rounds|seed|cohort_size)$"
+    r"|(seeds|vary|values|log_to|eval_every|eval_metrics|checkpoint_every|rounds|seed|cohort_size)$"
 )
 """Keys of where things are and how they are laid out, those of which other values have masks of other sizes, and one that only
 rejects draws."""

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import pathlib
 import shutil
 
 import cv2
@@ -14,17 +15,21 @@ from fedjax_ssl.report import extras
 from fedjax_ssl.report.tables import DASH
 from fedjax_ssl.runs import reading
 from fedjax_ssl.runs.loading import load
+from fedjax_ssl.runs.log import MetricsLog
 from launch import evaluate, report
 from tests.commands import CONFIG, launch, refused, succeeded
 
 pytestmark = pytest.mark.usefixtures("own_methods")
 
 
+SCORES = "eval_metrics=balanced_accuracy, macro_f1 auc,top5,ece"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, config):
     """Two seeds of a method of one's own, in a folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    settings = ("data.name=digits", "data.num_clients=6", "rounds=2", "seeds=2", "checkpoint_every=1")
+    settings = ("data.name=digits", "data.num_clients=6", "rounds=2", "seeds=2", "checkpoint_every=1", SCORES)
     succeeded(config, f"--workdir={folder / 'runs'}", *(f"--config.{one}" for one in settings))
     return folder / "runs"
 
@@ -49,10 +54,20 @@ def test_a_run_as_text_as_json_and_its_predictions(runs, tmp_path):
         assert np.mean(archive["prediction"] == archive["label"]) == pytest.approx(summary["eval/accuracy"])
     shown = launch(str(runs), "--clients", program=evaluate).stdout
     (line,) = (line for line in shown.splitlines() if line.startswith(f"{runs / '0'}  "))
-    numbers = [report["accuracy"], report["ece"], report["clients"]["mean"], report["clients"]["worst"]]
+    keys = ("accuracy", "balanced_accuracy", "macro_f1", "auc", "top5_accuracy", "ece")
+    numbers = [*(report[key] for key in keys), report["clients"]["mean"], report["clients"]["worst"]]
     assert line.split()[1:] == ["2", "360", *(f"{number:.4f}" for number in numbers)]
     for words in (f"{runs}: mean ± sd", "confusion matrix", "accuracies on clients' own training examples"):
         assert words in shown
+
+
+def test_the_log_has_the_same_scores_at_each_evaluation(runs):
+    for folder, found in evaluated(runs)["runs"].items():
+        rows = MetricsLog(pathlib.Path(folder)).rows()
+        last = {key.removeprefix("eval/"): value for key, value in rows[-1].items() if key.startswith("eval/")}
+        del last["loss"]
+        assert last.keys() == {"accuracy", "balanced_accuracy", "macro_f1", "auc", "top5_accuracy", "ece"}
+        assert last == pytest.approx({key: found[key] for key in last}, rel=1e-5)
 
 
 def test_seeds_have_mean_and_standard_deviation(runs):
@@ -63,6 +78,7 @@ def test_seeds_have_mean_and_standard_deviation(runs):
         "sd": pytest.approx(np.std(accuracies, ddof=1)),
     }
     assert len(found["all"][str(runs)]["class_accuracy"]) == 10
+    assert 0.5 < found["all"][str(runs)]["auc"]["mean"] < 1
     assert "confusion" not in found["all"][str(runs)]
 
 
@@ -93,6 +109,7 @@ def test_runs_at_any_depth_are_saved_for_a_report_each_with_those_beside_it(runs
         saved, problems = extras.evaluation(run)
         assert problems == []
         assert saved.confusion.tolist() == found["runs"][str(run.path)]["confusion"]
+        assert all(value == found["runs"][str(run.path)][key] for key, value in saved.scores.items())
 
 
 def test_a_run_that_has_diverged_is_in_no_mean(runs, tmp_path):

@@ -109,7 +109,9 @@ def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(
 
 
 def test_a_note_says_that_no_run_has_the_chosen_axis(folder, tmp_path):
-    done = succeeded(str(folder / "fixmatch"), f"--out={tmp_path / 'report.html'}", "--x=simulated", program=report)
+    out = tmp_path / "report.html"
+    done = succeeded(str(folder / "fixmatch"), f"--out={out}", "--x=simulated", "--interval", program=report)
+    assert "confidence intervals" in out.read_text()
     assert done.stderr == "note: --x=simulated: no run has simulated seconds, which come with config.system.*\n"
 
 

@@ -1,5 +1,6 @@
 """The numbers of a report against NumPy, and its tables as text, CSV and LaTeX."""
 
+import itertools
 import math
 
 import numpy as np
@@ -20,6 +21,38 @@ def test_the_standard_deviation_has_one_less_than_the_runs_as_its_divisor():
     mean, sd = statistics.mean_sd(values[:1])
     np.testing.assert_array_equal(mean, values[0])
     assert np.isnan(sd).all()
+
+
+def test_golden_intervals_and_paired_tests():
+    # The t quantile of 2 degrees of freedom is 4.302653; differences of 1, 2, 6 have the mean 3 and the variance 7.
+    first, second = np.array([11.0, 22, 36]), np.array([10.0, 20, 30])
+    found = statistics.compared(first, second)
+    half = 4.302652729911275 * math.sqrt(7 / 3)
+    assert found[:3] == (3, 3.0, pytest.approx(half))
+    # With 2 degrees of freedom p = 1 - t / sqrt(t^2 + 2).
+    t = 3 / math.sqrt(7 / 3)
+    assert found.student == pytest.approx(1 - t / math.sqrt(t**2 + 2))
+    assert math.isnan(found.wilcoxon)
+    np.testing.assert_allclose(statistics.half_interval(np.array([7.0, 0]) ** 0.5, 3), [half, 0])
+    assert np.isnan(statistics.half_interval(np.array([1.0]), 1)).all()
+
+
+def test_golden_signed_ranks_by_every_choice_of_signs():
+    differences = np.array([0.5, 1.5, -1.0, 3.0, 2.0, 4.0, -0.25])
+    ranks = np.abs(differences).argsort().argsort() + 1
+    sums = [ranks @ np.array(signs) for signs in itertools.product((0, 1), repeat=7)]  # alike likely if there is no difference
+    lower = min(ranks @ (differences > 0), ranks @ (differences < 0))
+    found = statistics.compared(50 + differences, np.full(7, 50.0))
+    assert found.wilcoxon == pytest.approx(2 * np.mean(np.array(sums) <= lower))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("pairs", [2, 7])
+def test_differences_that_are_equal_but_for_rounding_have_no_p(pairs):
+    second = np.linspace(0, 71, pairs)
+    found = statistics.compared(second + 0.1, second)
+    assert (found.difference, found.half) == (pytest.approx(0.1), pytest.approx(0))
+    assert np.isnan([found.student, found.wilcoxon]).all()
 
 
 def test_last_values_pass_over_rounds_without_an_evaluation():
@@ -105,6 +138,8 @@ def test_cells_say_mean_sd_and_how_many_runs_have_a_value():
     assert str(spread([5.0, NAN, 7.0])) == "6.00 ± 1.41 (2 of 3)"
     assert str(spread([12345.6])) == "12,346"
     assert str(spread([NAN, NAN])) == tables.DASH
+    assert str(spread([1.0, 3.0], 1)._replace(is_interval=True)) == "2.0 ± 12.7"  # the t quantile is 12.706, the error 1
+    assert str(spread([91.26], 1)._replace(is_interval=True)) == "91.3"
 
 
 def test_a_table_in_three_forms():
@@ -112,7 +147,7 @@ def test_a_table_in_three_forms():
     table = Table("results", "Accuracy, 100 %", ("method", "last, %", "size"), rows)
     assert tables.text(table).splitlines() == [
         "Accuracy, 100 %", "", "method        last, %   size",
-        "fl2_a & b  91.0 ± 0.2  1,200", f"uda                 {tables.DASH}      7",
+        "fl2_a & b  91.0 ± 0.2  1,200", f"uda                 {tables.DASH}      7", tables.plus_minus(False),
     ]  # fmt: skip
     assert tables.comma_separated(table).splitlines() == [
         'method,"last, %","last, %: sd","last, %: runs",size', "fl2_a & b,91,0.25,3,1200", "uda,,,1,7",
@@ -120,7 +155,16 @@ def test_a_table_in_three_forms():
     lines = tables.latex(table).splitlines()
     assert r"\begin{tabular}{lrr}" in lines
     assert r"fl2\_a \& b & 91.0 $\pm$ 0.2 & 1,200 \\" in lines
-    assert r"\caption{Accuracy, 100 \%}" in lines
+    assert r"\caption{Accuracy, 100 \%. Behind $\pm$ is the sample standard deviation over runs.}" in lines
+    intervals = table.with_intervals()
+    assert tables.text(intervals).splitlines()[3:] == [
+        "fl2_a & b  91.0 ± 0.6  1,200", f"uda                 {tables.DASH}      7", tables.plus_minus(True),
+    ]  # fmt: skip
+    assert tables.comma_separated(intervals) == tables.comma_separated(table)
+    assert r"\caption{Accuracy, 100 \%. Behind $\pm$ is half the width of the 95 \% confidence" in tables.latex(intervals)
+    assert tables.plus_minus(True).replace("'", "&#x27;") in tables.as_html(intervals)
+    one = table._replace(rows=((Link("fl2", "x"), Spread(91.0, NAN), 1),))
+    assert (one.below, one.with_intervals().below) == ("", "")
 
 
 def test_a_legend_is_no_wider_than_its_figure():

@@ -9,6 +9,7 @@ import pytest
 from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.report import cells, extras, groups, results, sections
 from fedjax_ssl.report.figures import Picture
+from fedjax_ssl.report.tables import plus_minus
 from fedjax_ssl.runs import reading
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.sweep import on_axis
@@ -264,11 +265,12 @@ def test_a_sweep_has_its_accuracies_rows_by_columns_and_a_figure_against_columns
     write_json(tmp_path / "b10" / "1" / "summary.json", {"rounds": 2})  # not finished: this cell has no point
     content = {"name": "s", "about": "A figure", "command": "", "machine": "", "versions": {}, "cells": of_cells}
 
-    def shown(x):
+    def shown(x, interval=False):
         write_json(tmp_path / "sweep.json", content | {"x": x})
         found = reading.find([tmp_path]).runs
         sweeps, problems = cells.find(found)
-        made_from = sections.source(groups.group(found, (), sweeps[0].places), sweeps, (), problems, "rounds", None)
+        made = groups.group(found, (), sweeps[0].places)
+        made_from = sections.source(made, sweeps, (), problems, "rounds", None, interval)
         return sections.build(made_from, ())[0].items
 
     def pictures(x):
@@ -277,6 +279,8 @@ def test_a_sweep_has_its_accuracies_rows_by_columns_and_a_figure_against_columns
     (grid,) = (one for one in shown("") if getattr(one, "name", "") == "sweep_s_accuracy")
     assert (grid.title, grid.header) == ("A figure: accuracy of the last round, %", ("", "100", "1", "10"))
     assert grid.rows == (("a", "55.0 ± 7.1", "5.5 ± 7.1", "10.0 ± 7.1"), ("b", "55.0 ± 7.1", "5.5 ± 7.1", "failed"))
+    (grid,) = (one for one in shown("", interval=True) if getattr(one, "name", "") == "sweep_s_accuracy")
+    assert (grid.rows[0][1], grid.note) == ("55.0 ± 63.5", plus_minus(True))  # 12.706 times the error 5
     (picture,) = pictures("labels")
     of_accuracy = "test accuracy, %: a from 5.5 to 55; b from 5.5 to 55"
     assert (picture.name, picture.alt) == ("sweep_s_along", f"A figure. {of_accuracy}. MB up: a from 1 to 1; b from 1 to 100.")

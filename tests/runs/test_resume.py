@@ -87,7 +87,7 @@ def test_the_final_checkpoints_are_the_same_bits_and_the_logs_but_for_times(runs
     assert [("eval/accuracy" in row) for row in rows(whole)] == [False, True, False, True]
 
 
-ELSE = dict(zip(ELSEWHERE, ("/there", "x", False, "mlflow", "stop"), strict=True))
+ELSE = dict(zip(ELSEWHERE, ("/there", "x", False, "mlflow", "ece", "stop"), strict=True))
 
 
 def test_where_data_lie_and_metrics_go_makes_no_other_experiment(tmp_path):

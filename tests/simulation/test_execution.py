@@ -205,7 +205,13 @@ def test_the_template_is_the_state(name):
 @pytest.mark.parametrize(("name", "batch_size"), [("vmap", 3), ("sharded", 3), ("sharded", 1)])
 def test_evaluation_counts_every_test_image_once(name, batch_size):
     # 4 images: in batches of 3 on one device; on 4 devices, two of which have none; one on each.
-    simulator = Simulator(toy.problem(), toy.EXECUTIONS[name]._replace(batch_size=batch_size))
+    given = []
+
+    def scores(*outputs):
+        given.append(outputs)
+        return {"known": 0.5, "unknown": float("nan")}
+
+    simulator = Simulator(toy.problem()._replace(scores=scores), toy.EXECUTIONS[name]._replace(batch_size=batch_size))
     # w = 0: the logits are (pixel, 0), so that class 0 wins, also at the tie of a black pixel.
     labels = np.asarray(toy.data().test.labels)
     pixels = np.asarray(toy.data().test.images, np.float64).ravel()
@@ -213,6 +219,10 @@ def test_evaluation_counts_every_test_image_once(name, batch_size):
     assert got["eval/accuracy"] == pytest.approx(np.mean(labels == 0))
     losses = np.log1p(np.exp(-np.where(labels == 0, pixels, -pixels)))
     assert got["eval/loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert got.keys() == {"eval/accuracy", "eval/loss", "eval/known"}
+    ((outputs, of_scores),) = given
+    np.testing.assert_array_equal(outputs, np.stack([pixels, 0 * pixels], 1))
+    np.testing.assert_array_equal(of_scores, labels)
 
 
 def test_every_other_prediction_is_an_accuracy_with_its_name():
@@ -237,13 +247,16 @@ def alone(seed: int) -> tuple[list, list]:
 @pytest.mark.parametrize(("rounds", "layout"), [(2, {}), (1, {"runs_at_once": 2, "devices": 2})])
 def test_several_runs_that_are_vmapped_are_each_what_it_is_alone(rounds, layout):
     seeds = (0, 4, 5)
-    simulator = Simulator(toy.problem(seeds=seeds), Execution(0, rounds=rounds, vmap_runs=True, **layout))
+    problem = toy.problem(seeds=seeds)._replace(scores=lambda logits, _: {"last": logits[-1, 1]})
+    simulator = Simulator(problem, Execution(0, rounds=rounds, vmap_runs=True, **layout))
     state, found = simulator.dispatch(simulator.initialize(), ["a", "b", "c"])
     accuracies = simulator.evaluate(state)
+    outputs = [row.pop("eval/last") for row in accuracies]
     for number, (seed, own) in enumerate(zip(seeds, simulator.split(state), strict=True)):
         states, rows = alone(seed)
         expected, own = engine.on_host(states[rounds]), engine.on_host(own)
         np.testing.assert_allclose(own.server["w"], expected.server["w"], rtol=1e-6)
+        assert outputs[number] == pytest.approx(own.server["w"] * toy.data().test.images[-1].item(), rel=1e-6)
         np.testing.assert_array_equal(own.clients, expected.clients)
         np.testing.assert_array_equal(own.key, expected.key)
         for row, of_all in zip(rows[:rounds], found, strict=True):
