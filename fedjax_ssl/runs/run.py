@@ -86,7 +86,7 @@ class _Folder(NamedTuple):
     path: pathlib.Path
     log: MetricsLog
     checkpoints: Checkpoints
-    best: Checkpoints
+    best: Checkpoints | None  # None unless `keep_best`
 
     @property
     def over(self) -> Row:
@@ -94,9 +94,10 @@ class _Folder(NamedTuple):
         return _over(self.path)
 
     def keep_best(self) -> None:
-        """Waits for the best state to be on disk, and deletes older ones that no checkpoint, resumed from, would have."""
-        self.best.wait()
-        self.best.delete_before(min(self.checkpoints.rounds(), default=0))
+        """Waits for the best state to be on disk, and deletes older ones that are not the best of any checkpoint's rounds."""
+        if self.best is not None:
+            self.best.wait()
+            self.best.delete_before(min(self.checkpoints.rounds(), default=0))
 
 
 def run(
@@ -147,7 +148,8 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
         with ExitStack() as stack:
             opened = []
             for path in (paths[i] for i in left):
-                newest, best = (stack.enter_context(made) for made in (Checkpoints(path), Checkpoints(path, name=BEST)))
+                newest = stack.enter_context(Checkpoints(path))
+                best = stack.enter_context(Checkpoints(path, name=BEST)) if experiment.settings.keep_best else None
                 opened.append(_Folder(path, log_of(path), newest, best))
             _go_on(some, opened, stop, end, command)
     else:
@@ -212,8 +214,8 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
         changed = " without --stop_after, or with a larger number," if done >= end else ""
         _log.info("stopped after round %d of %d, the same command%s goes on", done, settings.rounds, changed)
     for own, folder in zip(experiment.runs, opened, strict=True):
-        ends_here = done >= settings.rounds or any(ending(row, own.settings) for row in folder.log.rows()[-1:])
-        if ends_here and not folder.over:
+        last = folder.log.rows()[-1:] if settings.patience else ()  # killed before its summary was written
+        if not folder.over and (done >= settings.rounds or any(ending(row, own.settings) for row in last)):
             _finish(folder, own.settings, layout, experiment.num_params)
 
 
@@ -281,7 +283,7 @@ def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState], rows
     for folder, own, row in zip(opened, states, rows or [{}] * len(opened), strict=True):
         if folder.over:
             continue
-        if row.get(ROUND) == done:
+        if folder.best is not None and row.get(ROUND) == done:
             folder.best.save(done, own, log=folder.log.digest())
         if is_due or ending(row, settings):
             folder.keep_best()
@@ -299,7 +301,8 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
     for folder in live:
         if len(opened) > 1:
             folder.checkpoints.delete_after(done)
-        folder.best.delete_after(done)
+        if folder.best is not None:
+            folder.best.delete_after(done)
         folder.log.truncate(done)
         ClientsLog(folder.path).truncate(done)
     if not states:

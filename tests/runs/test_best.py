@@ -105,6 +105,12 @@ def test_a_run_that_has_seen_its_last_round_as_an_evaluation_is_not_made_longer(
     assert "keep_best=val_loss, which has seen round 3, the last one" in longer
 
 
+def test_a_run_that_keeps_no_best_state_has_no_folder_for_it(finished):
+    assert not (finished / "best").exists()
+    with pytest.raises(FileNotFoundError, match="no checkpoint of a best round, which keep_best keeps"):
+        best(finished)
+
+
 def test_the_best_round_is_evaluated_by_a_command(whole):
     from launch import evaluate
 
