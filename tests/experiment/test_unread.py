@@ -100,6 +100,13 @@ def test_the_loss_of_fl2_reads_what_it_declares():
     assert {"method.rho", "method.perturbation", "method.confidence", "data.alpha"} <= build(tree).unread.keys()
 
 
+@pytest.mark.parametrize("method", tiny.WITHOUT_CLIENTS)
+def test_a_method_without_clients_has_the_same_programs_whatever_the_cohort(method):
+    tree = tiny.config(method, network="linear")
+    assert disagreements(tree, only="cohort_size|client.(epochs|batch_size)") == []
+    assert len({digest(with_value(tree, "cohort_size", size)) for size in (3, 5)}) == 1
+
+
 def test_a_strong_view_reads_the_weak_one_that_it_follows():
     assert "data.weak" not in build(tiny.config("fedlabel", data__labeled="none")).unread
 
