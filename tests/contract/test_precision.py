@@ -26,7 +26,7 @@ def traced(request):
     def run(key, inputs, pools):
         first, prepared = initialize(inputs, key, pools)
         state, _, metrics = rounds(first, inputs, pools)
-        return first, state, (prepared, metrics, evaluation(state.server, inputs, pools))
+        return first, state, (prepared, metrics, evaluation(state.server, inputs, pools)[0])
 
     key = jax.random.key(0)
     program, shapes = jax.make_jaxpr(run, return_shape=True)(key, simulator._inputs, simulator._pools)

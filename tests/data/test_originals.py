@@ -10,6 +10,7 @@ import tensorflow_datasets as tfds
 from fedjax_ssl.data import sources
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS
 from fedjax_ssl.data.sources import originals
+from fedjax_ssl.data.sources.resplit import Splits
 from tests.data import archives
 from tests.data.common import as_rows, check_contract, message_of, picture, same
 from tests.data.test_folders import CINIC, write_tree
@@ -23,7 +24,7 @@ def test_original_files_are_what_tfds_prepares_in_its_order(tiny_dir, server, ke
     builder = NAMED[name]
     parts = [builder.examples(builder.SPLITS[split]) for split in ("train", "test")]
     archives.serve(server, name, PACKED[name](*parts))
-    got = originals.load(name, kept, None, 0)
+    got = originals.load(name, kept, Splits())
     check_contract(got)
     assert same(got[1:5], sources.load(name, data_dir=str(tiny_dir))[1:5])
     assert (got.name, got.num_classes) == (name, DATASETS[name].classes)
@@ -33,7 +34,7 @@ def test_svhns_further_images_come_after_its_training_images_where_they_are_aske
     train, test, extra = ((picture(size, 32, 32, 3, seed=size), np.arange(size) % 10) for size in (30, 10, 50))
     for name in ("svhn_cropped", "svhn_cropped/extra"):  # in one folder
         archives.serve(server, name, archives.svhn(train, test, extra))
-    got, fewer = (originals.load(name, kept, None, 0) for name in ("svhn_cropped/extra", "svhn_cropped"))
+    got, fewer = (originals.load(name, kept, Splits()) for name in ("svhn_cropped/extra", "svhn_cropped"))
     assert same((got.train_images[:30], got.train_labels[:30]), (fewer.train_images, fewer.train_labels))
     assert as_rows(got.train_images[30:], got.train_labels[30:]) == as_rows(*extra)
     assert len(server.asked) == 3
@@ -45,9 +46,12 @@ def test_cinic10s_archive_is_its_unpacked_folder(server, kept, tmp_path):
     (tmp_path / "cinic/train/airplane/n9.png").write_bytes(gray)
     archives.serve(server, "cinic10", archives.cinic10(tmp_path / "cinic"))
     for resplit in (None, (0.5, 0.2, 0.3)):
-        got = originals.load("cinic10", kept, resplit, 0)
+        got = originals.load("cinic10", kept, Splits(resplit))
         check_contract(got)
         assert same(got[1:5], sources.load("cinic10", path=str(tmp_path / "cinic"), resplit=resplit)[1:5])
+    own, folder = originals.load("cinic10", kept, Splits(validation=True)), str(tmp_path / "cinic")
+    assert same(own.validation[:2], sources.load("cinic10", path=folder, validation=True).validation[:2])
+    assert own.validation.labels.tolist() == sorted([*range(10)] * 3)
 
 
 def test_medmnist_is_read_and_ag_news_says_what_its_texts_need(server, kept, tmp_path):
@@ -55,10 +59,13 @@ def test_medmnist_is_read_and_ag_news_says_what_its_texts_need(server, kept, tmp
     arrays |= {f"{s}_labels": np.arange(n)[:, None] % 8 for s, n in (("train", 16), ("val", 8), ("test", 8))}
     np.savez(tmp_path / "blood.npz", **arrays)
     archives.serve(server, "bloodmnist", {"bloodmnist.npz": (tmp_path / "blood.npz").read_bytes()})
-    assert np.array_equal(originals.load("bloodmnist", kept, None, 0).train_images, arrays["train_images"])
+    assert np.array_equal(originals.load("bloodmnist", kept, Splits()).train_images, arrays["train_images"])
+    own = originals.load("bloodmnist", kept, Splits(validation=True)).validation
+    assert same(own[:2], (arrays["val_images"], arrays["val_labels"][:, 0]))
+    assert len(originals.load("bloodmnist", kept, Splits((0.5, 0.25, 0.25), validation=True)).validation.labels) == 8
     contents = {"train.csv": b'"3","Oil","Up"\n', "test.csv": b'"1","Peace","Now"\n'}
     archives.serve(server, "ag_news", contents)
-    message = message_of(ValueError, originals.load, "ag_news", kept, None, 0)
+    message = message_of(ValueError, originals.load, "ag_news", kept, Splits())
     command = f"run fedjax-ssl text_features --train={kept}/originals/ag_news/train.csv --test="
     assert message.startswith("name='ag_news' needs path: its texts are there")
     assert command in message
@@ -73,7 +80,7 @@ def test_files_of_another_format_are_one_line(server, kept):
         "cinic10": {"CINIC-10.tar.gz": archives.tar_gz({"train/a/b.png": b"no image"})},
     }.items():
         archives.serve(server, name, contents)
-        assert "are not in their format" in message_of(ValueError, originals.load, name, kept, None, 0), name
+        assert "are not in their format" in message_of(ValueError, originals.load, name, kept, Splits()), name
 
 
 def test_the_catalog_has_the_files_and_checksums_that_tfds_lists():
@@ -112,7 +119,7 @@ def test_real_datasets_rebuilt_and_fetched_equal_what_tfds_gives(server, kept, t
     stored, train, test = authors_order(name, tfds_dir)
     archives.serve(server, name, (archives.cifar10 if name == "cifar10" else archives.mnist)(train, test))
     server.cut = 5_000_000  # so that it takes several connections
-    got = originals.load(name, kept, None, 0)
+    got = originals.load(name, kept, Splits())
     assert same(got[1:5], stored[1:5])
     assert [array.dtype for array in got[1:5]] == [np.uint8, np.int32] * 2
     assert any(wanted for _, wanted in server.asked)
