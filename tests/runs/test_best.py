@@ -59,7 +59,7 @@ def test_each_run_ends_for_itself_with_its_summary_and_its_best_state(whole):
     assert expected["eval/val_loss"] == pytest.approx(found[0]["best/val_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("stops", [(2, 7), (4, 5, 6, 11)])
+@pytest.mark.parametrize("stops", [(2, 7), pytest.param((4, 5, 6, 11), marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_has_the_same_best_state_log_and_end(whole, config, tmp_path, stops):
     for stop in (*map("--stop_after={}".format, stops), "--stop_after=40"):
         succeeded(config, *ARGUMENTS, "--config.seeds=3", f"--workdir={tmp_path}", stop)
