@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.data.federated import TABLES, FederatedData, Pool, pack
+from fedjax_ssl.data.federated import FederatedData, Pool, pack, tables_of
 from fedjax_ssl.method import ClientOutput, DataSpec, Method, Requires
 from fedjax_ssl.metrics import Mean, Sum
 from fedjax_ssl.options import parse
@@ -83,7 +83,7 @@ def problem(
         method=lambda number: made,
         train=federated.train,
         test=federated.test,
-        tables=({name: getattr(federated, name) for name in TABLES},) * len(seeds),
+        tables=(tables_of(federated),) * len(seeds),
         seeds=seeds,
         numbers=None,
         spec=DataSpec((1, 1, 1), 2, len(sizes), cohort_size),

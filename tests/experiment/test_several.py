@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ssl.data.federated import TABLES
+from fedjax_ssl.data.federated import tables_of
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.expansion import runs_of
@@ -142,7 +142,7 @@ def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
     for number, tables in enumerate(problem.tables):
         own = alone(experiment, number).problem.data
         widths.add(own.unlabeled.index.shape[1])
-        for name in TABLES:  # the same rows, with more padding
+        for name in tables_of(problem.data):  # the same rows, with more padding
             narrow = getattr(own, name)
             np.testing.assert_array_equal(narrow.count, tables[name].count)
             np.testing.assert_array_equal(narrow.index, tables[name].index[:, : narrow.index.shape[1]])
