@@ -21,9 +21,9 @@ from fedjax_ssl.runs.provenance import dataset_digest
 from fedjax_ssl.simulation.round import RunState
 
 LARGEST = 20  # classes of a confusion matrix that is printed
-SCORES = {"accuracy": "accuracy", **{score.key: score.name for score in evaluation.SCORES.values()}}
+NUMBERS = {"accuracy": "accuracy", **{score.key: score.name for score in evaluation.SCORES.values()}}
 """The numbers of a run's report, and their names."""
-SUMMARIZED = (*SCORES, "class_accuracy", "clients", "mean", "worst")
+SUMMARIZED = (*NUMBERS, "class_accuracy", "clients", "mean", "worst")
 """What has a mean and a standard deviation over runs."""
 Report = dict[str, Any]
 
@@ -116,14 +116,14 @@ def as_tables(reports: Mapping[str, Report], beside: Mapping[str, list[Report]])
 
     def row(name: str, own: Sequence[Report]) -> tuple[Any, ...]:
         of_clients = [one.get("clients", {}) for one in own]
-        scores = [[one.get(key) for one in own] for key in SCORES]
+        scores = [[one.get(key) for one in own] for key in NUMBERS]
         scores += [[one.get(key) for one in of_clients] for key in ("mean", "worst")]
         sizes = [", ".join(sorted({str(one[key]) for one in own})) for key in ("round", "examples")]
         return (name, *sizes, *map(_spread, scores))
 
     rows = [row(folder, [report]) for folder, report in reports.items()]
     rows += [row(f"{folder}: mean ± sd", own) for folder, own in beside.items()]
-    header = ("run", "round", "examples", *SCORES.values(), "clients' mean", "clients' worst tenth")
+    header = ("run", "round", "examples", *NUMBERS.values(), "clients' mean", "clients' worst tenth")
     yield Table("runs", "Accuracy, other scores, and accuracy over clients", header, tuple(rows)).without_empty()
     for folder, report in reports.items():
         if confusion := report.get("confusion"):

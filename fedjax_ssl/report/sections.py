@@ -20,7 +20,7 @@ from fedjax_ssl.runs.sweep import on_axis
 Metrics = Mapping[str, tuple[str, float]]
 """A metric's key -> its name in words, and the factor that its values are shown with."""
 TEST = {ACCURACY: ("Test accuracy, %", 100)}
-SCORES = {f"eval/{one.key}": (f"{one.name[0].upper()}{one.name[1:]}, %", 100.0) for one in evaluation.SCORES.values()}
+SCORE_CURVES = {f"eval/{one.key}": (f"{one.name[0].upper()}{one.name[1:]}, %", 100.0) for one in evaluation.SCORES.values()}
 PSEUDO_LABELS = {
     "diagnostics/pseudo_label_accuracy": ("Pseudo-label accuracy, %", 100),
     "diagnostics/label_ratio": ("Label ratio, %", 100), "diagnostics/correct_ratio": ("Correct ratio, %", 100),
@@ -221,7 +221,7 @@ def _accuracy(made_from: Source) -> list[Item]:
     level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
     kinds = dict.fromkeys((made_from.x, "bytes", "simulated"))
     pictures = [one for kind in kinds for one in curves(made_from, TEST, kind, level)]
-    pictures += curves(made_from, SCORES, made_from.x)
+    pictures += curves(made_from, SCORE_CURVES, made_from.x)
     band = (
         "95 % confidence intervals of these by Student's t" if made_from.interval else "one standard deviation to either side"
     )

@@ -48,7 +48,7 @@ def _draw(run: Run, datasets: dict[str, Any]) -> preview.Preview:
     settings = Settings.from_dict({"data": data, "seed": run.config[SEED], "cohort_size": 1})
     of = settings.data
     drawn = (of.resplit or of.name == "synthetic") and settings.seed
-    key = repr([of.name, of.data_dir, of.path, of.renumber_labels, of.resplit, drawn])
+    key = repr([of.name, of.data_dir, of.path, of.renumber_labels, of.resplit, of.validation == "own", drawn])
     if key not in datasets:
         datasets[key] = load_dataset(settings)
     dataset = datasets[key]
