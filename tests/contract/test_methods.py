@@ -117,15 +117,15 @@ def test_clients_contribute_and_updates_of_zeros_do_not(case):
 
 @pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))
 def test_factors_of_layers_reach_every_step_of_client_and_server(case):
-    """With the factor 0 for all parameters nothing that is evaluated moves, whatever networks a method trains."""
+    """With the factor 0 for all parameters nothing that is evaluated moves but by an average's rounding."""
     method, labels_at = case
     frozen = {f"{group}__optimizer__layers": "Dense_[01]/=0" for group in ("client", "server__training")}
     experiment = tiny.experiment(method, labels_at=labels_at, **tiny.confident(method, 0.1), **frozen)
     _, states, _ = engine.simulate(experiment, "scan", rounds=2, evaluated=False)
     before, after = (state.server for state in states[::2])
-    assert engine.distance(before.weights.params, after.weights.params) == 0
+    assert engine.distance(before.weights.params, after.weights.params) < 1e-7
     if hasattr(before, "average"):  # of methods on pooled data
-        assert engine.distance(before.average, after.average) == 0
+        assert engine.distance(before.average, after.average) < 1e-7
 
 
 def test_true_labels_of_unlabeled_images_reach_diagnostics_alone(monkeypatch, ran):
