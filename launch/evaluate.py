@@ -19,9 +19,8 @@ from collections.abc import Sequence
 
 from fedjax_ssl.files import plain, write_json
 from fedjax_ssl.report import evaluations, tables
-from fedjax_ssl.runs.folder import EVALUATION
+from fedjax_ssl.runs.folder import EVALUATION, diverged
 from fedjax_ssl.runs.loading import load, run_folders
-from fedjax_ssl.runs.run import diverged
 
 from . import arguments, command, config_file, devices
 

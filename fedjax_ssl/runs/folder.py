@@ -5,15 +5,17 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedjax_ssl.experiment.best import ENDED_EARLY
+from fedjax_ssl.experiment.divergence import REASON
 from fedjax_ssl.experiment.expansion import flattened, identity
-from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.experiment import Experiment, Row
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import REMEDY, plain, read_json, remove_unfinished, write_json
 from fedjax_ssl.local.schedules import READ_ROUNDS
 from fedjax_ssl.runs import provenance
 from fedjax_ssl.runs.changes import REGISTERED, kept
-from fedjax_ssl.runs.checkpoint import BEST, CHECKPOINTS, is_unfinished
+from fedjax_ssl.runs.checkpoint import BEST, CHECKPOINTS, Checkpoints, is_unfinished
 from fedjax_ssl.runs.clients import CLIENTS
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
@@ -27,6 +29,38 @@ OURS = (CONFIG, SUMMARY, RUN, DIVERGED, EVALUATION, "metrics.jsonl", "mlflow.db"
 def folders(experiment: Experiment, workdir: pathlib.Path) -> list[pathlib.Path]:
     """Each run's folder: the workdir itself for one run, folders in it for several."""
     return [workdir / run.name for run in experiment.runs]
+
+
+def is_finished(folder: pathlib.Path, rounds: int) -> bool:
+    """Whether a run's folder has the summary of so many rounds, or of a run that has ended early; a damaged one is none."""
+    try:
+        found = read_json(folder / SUMMARY)
+        return found["rounds"] >= rounds or ENDED_EARLY in found
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def newest(folder: pathlib.Path) -> int:
+    """The newest round of which a run's folder has a checkpoint; 0: none."""
+    with Checkpoints(folder, read_only=True) as checkpoints:
+        return max(checkpoints.rounds(), default=0)
+
+
+def diverged(folder: pathlib.Path) -> str:
+    """Why the run in a folder has diverged; empty: it has not. DamagedError where the file that says so is damaged."""
+    path = folder / DIVERGED
+    return str(read_json(path)[REASON]) if path.exists() else ""
+
+
+def ended_early(folder: pathlib.Path) -> str:
+    """Why the run in a folder has ended before its last round, though it has not diverged; empty: it has not ended so."""
+    return str(read_json(folder / SUMMARY).get(ENDED_EARLY, "")) if is_finished(folder, 1) else ""
+
+
+def over(folder: pathlib.Path) -> Row:
+    """Why the run in a folder is over, though others beside it go on, under REASON or ENDED_EARLY; empty: it is not."""
+    reasons = {REASON: diverged(folder), ENDED_EARLY: ended_early(folder)}
+    return {key: why for key, why in reasons.items() if why}
 
 
 def open_workdir(workdir: pathlib.Path, config: Mapping[str, Any], experiment: Experiment | None = None) -> None:

@@ -64,7 +64,7 @@ def opened(
 def expectation(experiment: Experiment, workdir: pathlib.Path, stop_after: int | None) -> str:
     """How long the rounds that are left will take, in words; empty where that is not long."""
     rounds = experiment.settings.rounds
-    begun = [run.newest(one) for one in folder.folders(experiment, workdir) if not run.is_finished(one, rounds)]
+    begun = [folder.newest(one) for one in folder.folders(experiment, workdir) if not folder.is_finished(one, rounds)]
     left = (stop_after or rounds) - min(begun, default=rounds)
     if left <= 0 or not estimate.may_be_long(experiment):
         return ""

@@ -15,9 +15,8 @@ from fedjax_ssl.experiment.best import ENDED_EARLY
 from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import DamagedError, plain, read_json
-from fedjax_ssl.runs.folder import CONFIG, DIVERGED, FOLDERS, RUN, SUMMARY
+from fedjax_ssl.runs.folder import CONFIG, DIVERGED, FOLDERS, RUN, SUMMARY, diverged
 from fedjax_ssl.runs.log import complete_lines, read_row
-from fedjax_ssl.runs.run import diverged
 
 METRICS = "metrics.jsonl"
 

@@ -17,7 +17,7 @@ from fedjax_ssl.options import plural
 from fedjax_ssl.runs import changes, loop, provenance
 from fedjax_ssl.runs.checkpoint import BEST, Checkpoints
 from fedjax_ssl.runs.clients import ClientsLog
-from fedjax_ssl.runs.folder import CONFIG, DIVERGED, RUN, SUMMARY, folders, write_run
+from fedjax_ssl.runs.folder import CONFIG, DIVERGED, RUN, SUMMARY, diverged, ended_early, folders, is_finished, over, write_run
 from fedjax_ssl.runs.lock import owned
 from fedjax_ssl.runs.log import MetricsLog
 from fedjax_ssl.runs.progress import Progress
@@ -36,15 +36,6 @@ class RefusedError(ValueError):
     """A workdir from which the run cannot go on."""
 
 
-def is_finished(folder: pathlib.Path, rounds: int) -> bool:
-    """Whether a run's folder has the summary of so many rounds, or of a run that has ended early; a damaged one is none."""
-    try:
-        found = read_json(folder / SUMMARY)
-        return found["rounds"] >= rounds or ENDED_EARLY in found
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
 def noted(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> tuple[Layout | None, dict[str, int]]:
     """The layout and the table widths of a workdir's first run that has begun and has not finished `rounds` rounds.
 
@@ -57,29 +48,6 @@ def noted(workdir: pathlib.Path, names: Sequence[str], rounds: int) -> tuple[Lay
     return None, {}
 
 
-def newest(folder: pathlib.Path) -> int:
-    """The newest round of which a run's folder has a checkpoint; 0: none."""
-    with Checkpoints(folder, read_only=True) as checkpoints:
-        return max(checkpoints.rounds(), default=0)
-
-
-def diverged(folder: pathlib.Path) -> str:
-    """Why the run in a folder has diverged; empty: it has not. DamagedError where the file that says so is damaged."""
-    path = folder / DIVERGED
-    return str(read_json(path)[REASON]) if path.exists() else ""
-
-
-def ended_early(folder: pathlib.Path) -> str:
-    """Why the run in a folder has ended before its last round, though it has not diverged; empty: it has not ended so."""
-    return str(read_json(folder / SUMMARY).get(ENDED_EARLY, "")) if is_finished(folder, 1) else ""
-
-
-def _over(folder: pathlib.Path) -> Row:
-    """Why the run in a folder is over, though others beside it go on, under REASON or ENDED_EARLY; empty: it is not."""
-    reasons = {REASON: diverged(folder), ENDED_EARLY: ended_early(folder)}
-    return {key: why for key, why in reasons.items() if why}
-
-
 class _Folder(NamedTuple):
     """One run's files."""
 
@@ -87,11 +55,6 @@ class _Folder(NamedTuple):
     log: MetricsLog
     checkpoints: Checkpoints
     best: Checkpoints | None  # None unless `keep_best`
-
-    @property
-    def over(self) -> Row:
-        """Why the run is over, see `_over`."""
-        return _over(self.path)
 
     def keep_best(self) -> None:
         """Waits for the best state to be on disk, and deletes older ones that are not the best of any checkpoint's rounds."""
@@ -143,7 +106,7 @@ def _run(experiment: Experiment, workdir: pathlib.Path, stop: Stop, end: int, co
     ended = [i for i, path in enumerate(paths) if i not in left or (path / DIVERGED).exists()]
     program = changes.program(experiment) if ended else {}
     of_ended = {paths[i]: changes.changed(paths[i] / RUN, experiment.runs[i].settings, program) for i in ended}
-    if not all(_over(paths[i]) for i in left):
+    if not all(over(paths[i]) for i in left):
         some = experiment.only(left)
         with ExitStack() as stack:
             opened = []
@@ -201,7 +164,7 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
                     folder.log.append(row)
                     for tracker in board:
                         tracker.add(done, tracked(row))
-                elif REASON in row and not folder.over:
+                elif REASON in row and not over(folder.path):
                     write_json(folder.path / DIVERGED, row)
             if rows:
                 progress.update(done, seen(rows))
@@ -210,12 +173,12 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
             for own, folder, row in zip(experiment.runs, opened, rows, strict=bool(rows)):
                 if ending(row, own.settings):
                     _finish(folder, own.settings, layout, experiment.num_params)
-    if done < settings.rounds and not all(folder.over for folder in opened):
+    if done < settings.rounds and not all(over(folder.path) for folder in opened):
         changed = " without --stop_after, or with a larger number," if done >= end else ""
         _log.info("stopped after round %d of %d, the same command%s goes on", done, settings.rounds, changed)
     for own, folder in zip(experiment.runs, opened, strict=True):
         last = folder.log.rows()[-1:] if settings.patience else ()  # killed before its summary was written
-        if not folder.over and (done >= settings.rounds or any(ending(row, own.settings) for row in last)):
+        if not over(folder.path) and (done >= settings.rounds or any(ending(row, own.settings) for row in last)):
             _finish(folder, own.settings, layout, experiment.num_params)
 
 
@@ -281,7 +244,7 @@ def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState], rows
     for folder in opened:  # none takes the place of a checkpoint that the others still need
         folder.checkpoints.wait()
     for folder, own, row in zip(opened, states, rows or [{}] * len(opened), strict=True):
-        if folder.over:
+        if over(folder.path):
             continue
         if folder.best is not None and row.get(ROUND) == done:
             folder.best.save(done, own, log=folder.log.digest())
@@ -292,7 +255,7 @@ def _save(opened: Sequence[_Folder], done: int, states: Sequence[RunState], rows
 
 def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
     """The newest round of which all runs that have not diverged have a checkpoint, or round 0."""
-    live = [folder for folder in opened if not folder.over]
+    live = [folder for folder in opened if not over(folder.path)]
     done, states = _newest_of_all(experiment, live)
     for folder in live:
         _check_log(folder, done, experiment.settings)
@@ -306,11 +269,11 @@ def _restore(experiment: Experiment, opened: Sequence[_Folder]) -> loop.Begun:
         folder.log.truncate(done)
         ClientsLog(folder.path).truncate(done)
     if not states:
-        return loop.Begun(0, [], [folder.over for folder in opened])
+        return loop.Begun(0, [], [over(folder.path) for folder in opened])
     # In the place of a run that is over the program runs the first of the others once more.
     own = iter(states)
-    of_all = [states[0] if folder.over else next(own) for folder in opened]
-    last = [{"round": done, **folder.over} if folder.over else folder.log.rows()[-1] for folder in opened]
+    of_all = [states[0] if over(folder.path) else next(own) for folder in opened]
+    last = [{"round": done, **over(folder.path)} if over(folder.path) else folder.log.rows()[-1] for folder in opened]
     return loop.Begun(done, of_all, last)
 
 

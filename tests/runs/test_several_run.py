@@ -19,9 +19,9 @@ from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.runs import provenance
 from fedjax_ssl.runs import run as run_module
 from fedjax_ssl.runs.checkpoint import Checkpoints
-from fedjax_ssl.runs.folder import folders, open_workdir
+from fedjax_ssl.runs.folder import folders, newest, open_workdir
 from fedjax_ssl.runs.log import MetricsLog
-from fedjax_ssl.runs.run import RefusedError, Stop, newest, noted
+from fedjax_ssl.runs.run import RefusedError, Stop, noted
 from tests import tiny
 from tests.commands import rows, succeeded, without_times
 from tests.runs.test_progress import drawn
