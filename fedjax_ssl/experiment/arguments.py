@@ -22,6 +22,7 @@ from fedjax_ssl.local.optimizers import adaptive, clipping, is_on, lars, layer_r
 from fedjax_ssl.local.schedules import schedule
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.training import Training
+from fedjax_ssl.methods.robust import Faults
 from fedjax_ssl.options import one_line
 from fedjax_ssl.simulation.system import System
 
@@ -46,6 +47,11 @@ def system_of(settings: Settings) -> System | None:
     own = {key: getattr(given, key) for key in ("participation", "round_s", "period_s", "dropout")}
     shortens = given.deadline_s > 0 and given.late == "shortened"
     return System(**own, deadline_s=given.deadline_s or math.inf, is_timed=given.is_timed, shortens=shortens)
+
+
+def faults_of(settings: Settings) -> Faults:
+    """Which clients are faulty, and how."""
+    return Faults(settings.system.faulty, settings.system.fault, settings.system.fault_scale)
 
 
 def profiles_of(settings: Settings) -> profiles.Profiles:

@@ -17,7 +17,7 @@ from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData, tables_of, widened
 from fedjax_ssl.data.sources import stand_in
 from fedjax_ssl.experiment import evaluation, sizes
-from fedjax_ssl.experiment.arguments import naming, profiles_of, server_of, system_of, training_of
+from fedjax_ssl.experiment.arguments import faults_of, naming, profiles_of, server_of, system_of, training_of
 from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layers import check_found, factors_of
@@ -27,6 +27,7 @@ from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import VIEWS, DataSpec, Method
+from fedjax_ssl.methods import robust
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.source import Problem
 
@@ -122,8 +123,11 @@ class Plan(NamedTuple):
         """The method, with the plan's task where it has been made."""
         settings, options = self.settings, self.settings.method
         client = training_of(settings, settings.client)._replace(prox_mu=options.prox_mu)
-        factory = methods.METHODS[options.name]
-        return check_method(factory(task=task or self.task(), client=client, server=server_of(settings), options=options))
+        task, factory = task or self.task(), methods.METHODS[options.name]
+        made = check_method(factory(task=task, client=client, server=server_of(settings), options=options))
+        numbers = {"num_clients": self.spec.num_clients, "num_classes": self.spec.num_classes}
+        made = robust.with_faulty_clients(made, faults_of(settings), **numbers)
+        return robust.with_aggregation(made, settings.server.aggregation, settings.server.assumed_faulty)
 
     def with_tiny_network(self) -> Self:
         """The plan with a tiny network and plain views, whose clients take the same steps on the same examples.
@@ -338,6 +342,9 @@ def _check_scenario(plan: Plan, method: Method) -> None:
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
     if data.reveal_labels and "clients" not in requires.labels_at:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
+    if (system := settings.system).faulty and system.fault == "labels" and requires.clients and data.labels_at == "server":
+        accepted = "sign_flip or noise, as clients have no labels"
+        raise ValueError(f"system.fault: got labels with data.labels_at=server, accepted: {accepted}")
     if (every := settings.diagnostics.clients_every) and not requires.clients:
         raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
     when = settings.server.training.when

@@ -199,7 +199,8 @@ class Settings(Model):
         default=ServerSettings(), description="What the server does with the clients' updates and with its own labels."
     )
     system: Annotated[SystemSettings, ReadWhere(CLIENTS)] = Field(
-        default=SystemSettings(), description="Clients that are slow, miss deadlines, cannot be reached or drop out."
+        default=SystemSettings(),
+        description="Clients that are slow, miss deadlines, cannot be reached, drop out or send wrong updates.",
     )
     execution: ExecutionSettings = Field(
         default=ExecutionSettings(),

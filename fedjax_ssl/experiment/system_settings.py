@@ -9,7 +9,7 @@ from fedjax_ssl.options import SET, Fraction, Model, Rate, ReadWhere, Weight
 
 
 class SystemSettings(Model):
-    """System heterogeneity: clients that are slow, late, away or drop out, in simulated seconds. By default there is none."""
+    """System heterogeneity: clients that are slow, late, away, drop out or are faulty. By default there is none."""
 
     participation: Literal["uniform", "weighted", "available"] = Field(
         default="uniform",
@@ -81,6 +81,21 @@ class SystemSettings(Model):
         default="dropped",
         description="What happens to a client that would miss the deadline: it is left out of the round (`dropped`), or it "
         "takes fewer local steps, so that its update arrives in time (`shortened`).",
+    )
+
+    faulty: Fraction = Field(
+        default=0.0,
+        description="Share of all clients that are faulty: the clients with the lowest numbers, in every round in which they "
+        "take part.",
+    )
+    fault: Annotated[Literal["sign_flip", "noise", "labels"], ReadWhere(faulty=SET)] = Field(
+        default="sign_flip",
+        description="What a faulty client does: it sends its update times -`fault_scale` (`sign_flip`), adds normal `noise` to "
+        "it, whose norm is about `fault_scale` times that of the update, or trains on wrong `labels`, C - 1 - y in place of "
+        "each label y of C classes.",
+    )
+    fault_scale: Annotated[Rate, ReadWhere(faulty=SET, fault=("sign_flip", "noise"))] = Field(
+        default=1.0, description="Size of the wrong update of a faulty client, as a factor of its own update."
     )
 
     @property

@@ -231,6 +231,17 @@ class ServerSettings(Model):
         default=ServerOptimizerSettings(),
         description="The federated server optimizer, which applies the averaged client update to the global model (FedOpt).",
     )
+    aggregation: Annotated[Literal["mean", "median", "trimmed_mean", "krum"], ReadWhere(CLIENTS)] = Field(
+        default="mean",
+        description="How the server combines the clients' updates: by the method's own weighted `mean`, or robustly against "
+        "some wrong updates, without weights: by the `median` of each parameter, by its mean without the smallest and largest "
+        "values (`trimmed_mean`), or by taking the one update that is nearest to most others (`krum`).",
+    )
+    assumed_faulty: Annotated[float, Field(ge=0, lt=0.5), ReadWhere(aggregation=("trimmed_mean", "krum"))] = Field(
+        default=0.2,
+        description="Share of the updates of a round that the aggregation takes for wrong, rounded down to a number f. "
+        "`trimmed_mean` leaves out f values at each end, and `krum` compares each update with its n - f - 2 nearest ones of n.",
+    )
     training: Annotated[ServerTrainingSettings, ReadWhere(LABELS)] = Field(
         default=ServerTrainingSettings(), description="The server's supervised training on its own labeled examples."
     )
