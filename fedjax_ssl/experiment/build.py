@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -11,17 +12,18 @@ import numpy as np
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError, TracerIntegerConversionError
 
 from fedjax_ssl import methods, models
-from fedjax_ssl.arrays import Number, PyTree
+from fedjax_ssl.arrays import Number, PyTree, digest
 from fedjax_ssl.data import presets, sources, split
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.federated import FederatedData, tables_of, widened
 from fedjax_ssl.data.sources import stand_in
-from fedjax_ssl.experiment import evaluation, sizes
+from fedjax_ssl.experiment import evaluation, export, sizes, start_weights
 from fedjax_ssl.experiment.arguments import faults_of, naming, profiles_of, server_of, system_of, training_of
 from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layers import check_found, factors_of
 from fedjax_ssl.experiment.layout import Layout, resolve
+from fedjax_ssl.experiment.scenario import check_scenario, check_stop
 from fedjax_ssl.experiment.settings import ModelSettings, Settings, own_options, typed
 from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
@@ -29,6 +31,7 @@ from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import VIEWS, DataSpec, Method
 from fedjax_ssl.methods import robust
 from fedjax_ssl.simulation.contract import check_method
+from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.source import Problem
 
 _log = logging.getLogger(__name__)
@@ -43,12 +46,14 @@ def build(
     layout: Layout | None = None,
     widths: Mapping[str, int] | None = None,
     reads: bool = True,
+    start: tuple[Experiment, RunState] | None = None,
 ) -> Experiment:
     """An experiment from a config: nested mappings with the keys of `Settings`, such as a ConfigDict, or Settings.
 
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
     `from_features`; `method` is a method's factory, whose options have their defaults; `model` is a network, see
-    `models.register_model`. `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them. If
+    `models.register_model`. `start` is an experiment and its state, as `load` returns them, whose network's weights
+    the run starts from. `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them. If
     `reads` is false, random images stand in for a dataset whose size is known, so that a run's costs can be counted.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """
@@ -57,7 +62,7 @@ def build(
     drawn = drawn_runs(_settings_of(config, method, model), dataset, reads=reads)
     for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
         split.log_notes(assignment, len(plan.dataset.train_labels))
-    experiment = assembled(drawn, layout, widths)
+    experiment = assembled(drawn, layout, widths, start)
     given, data, shape = drawn.config.data, experiment.settings.data, experiment.problem.spec.image_shape
     views = {view: getattr(data, view) for view in VIEWS}
     if "default" in (given.weak, given.strong) and len(shape) == 3:
@@ -99,6 +104,7 @@ class Plan(NamedTuple):
     stored_shape: tuple[int, ...]  # of one example, before images are padded
     conv: str = "xla"
     has_batch_norm: bool = True
+    start: Mapping[str, np.ndarray] = MappingProxyType({})  # the weights that do not start at random, by their names
 
     def task(self) -> Task:
         """The network and its views."""
@@ -110,8 +116,9 @@ class Plan(NamedTuple):
             settings.model,
         )
         with naming("model"):
+            model = models.build(given.name, num_classes=num_classes, conv=self.conv, dtype=dtype, **own_options(given))
             return Task(
-                model=models.build(given.name, num_classes=num_classes, conv=self.conv, dtype=dtype, **own_options(given)),
+                model=start_weights.started(model, self.start) if self.start else model,
                 views=self.views,
                 num_classes=num_classes,
                 labels_at=("server", "clients") if revealed and at == "server" else (at,),
@@ -140,7 +147,7 @@ class Plan(NamedTuple):
         plain = self.views.plain
         views = Views(plain, *[lambda _, images: plain(images)] * 3)
         settings = self.settings.model_copy(update={"model": model})
-        return self._replace(settings=settings, views=views, conv="xla", has_batch_norm=has_norm)
+        return self._replace(settings=settings, views=views, conv="xla", has_batch_norm=has_norm, start={})
 
     def weights(self) -> Weights:
         """The shapes of the network's weights."""
@@ -148,13 +155,22 @@ class Plan(NamedTuple):
         with naming("model"):
             return jax.eval_shape(lambda key: task.init(key, self.spec.image_shape), jax.random.key(0))
 
+    def started(self, start: tuple[Experiment, RunState] | None) -> Self:
+        """The plan with the weights of `start`, or those that `model.init` names."""
+        given = self.settings.model
+        if not (given.init or start):
+            return self
+        with naming("model.init"):
+            arrays = export.named_arrays(*start) if start else start_weights.read(given.init, given.name, own_options(given))
+            return self._replace(start=start_weights.matched(arrays, self.weights(), given.init or "start"))
+
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
         alike = ("name", "data_dir", "path", "resplit", "renumber_labels", "weak", "strong", "labeled")
         where = {key: getattr(self.settings.data, key) for key in alike}
         data, options = settings.data.model_copy(update=where), settings.method.for_rounds(settings.rounds)
         plan = self._replace(settings=settings.model_copy(update={"data": data, "method": options}))
-        _check_scenario(plan, plan.method())
+        check_scenario(plan.settings, plan.method(), plan.spec, has_batch_norm=plan.has_batch_norm)
         return plan
 
     def resolved(self, run: Run, vary: str) -> Run:
@@ -210,7 +226,7 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, read
     plan = plan_of(runs[0].settings, dataset, reads=reads)
     plan = plan._replace(has_batch_norm=bool(plan.weights().stats))
     plans = [plan.of(run.settings) for run in runs]
-    _check_stop(config, plan.method())
+    check_stop(config, plan.method())
     if dataset is None and config.seeds > 1 and (config.data.resplit or config.data.name == "synthetic"):
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
@@ -226,7 +242,12 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, read
     return Drawn(config, runs, plans, assignments)
 
 
-def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, int] | None = None) -> Experiment:
+def assembled(
+    drawn: Drawn,
+    layout: Layout | None = None,
+    widths: Mapping[str, int] | None = None,
+    start: tuple[Experiment, RunState] | None = None,
+) -> Experiment:
     """The experiment of runs whose splits are drawn; the last part of `build`, with its errors."""
     config, runs, plans, assignments = drawn
     by_class = config.server.static_norm.order == "class" and config.server.static_norm.data == "all"
@@ -236,7 +257,7 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
     counts = np.concatenate([np.stack([own.labeled.count, own.unlabeled.count], axis=1) for own in data])
     settings = plans[0].settings
     options = settings.method.for_clients(counts, settings.client.batch_size)
-    plan = plans[0]._replace(settings=settings.model_copy(update={"method": options}))
+    plan = plans[0]._replace(settings=settings.model_copy(update={"method": options})).started(start)
     for own in data:
         sizes.check_trainings(plan.settings, own)
     method = plan.method()
@@ -257,6 +278,7 @@ def assembled(drawn: Drawn, layout: Layout | None = None, widths: Mapping[str, i
         *(runs, problem, layout, num_params, plan.views, plan.stored_shape, plan.dataset.classes, plan.dataset),
         tiny_method=lambda number: plan.varied(config.vary, number).with_tiny_network().method(),
         unread=unread,
+        start_digest=digest(plan.start).hexdigest() if plan.start else "",
     )
     if problem.numbers is not None:
         _check_traceable(experiment, config)
@@ -315,43 +337,3 @@ def load_dataset(settings: Settings, *, reads: bool = True) -> sources.Dataset:
     with naming("data"):
         found = None if reads or path else stand_in.load(data.name, folder, resplit, validation=options["validation"])
         return found or sources.load(data.name, data_dir=folder, path=path, download=data.download and reads, **options)
-
-
-def _check_stop(config: Settings, method: Method) -> None:
-    """Raises ValueError where a client would have to end one of several rounds or runs of one program."""
-    together = config.execution.rounds_per_dispatch
-    if method.requires.clients and config.client.on_nonfinite == "stop" and (together > 1 or config.is_several):
-        other = f"execution.rounds_per_dispatch={together}" if together > 1 else "several runs"
-        raise ValueError(f"client.on_nonfinite: got stop with {other}, accepted: skip")
-
-
-def _check_scenario(plan: Plan, method: Method) -> None:
-    """Raises ValueError where the labels are not where the method reads them, or settings that it reads do not go together."""
-    settings, requires = plan.settings, method.requires
-    data, name = settings.data, settings.method.name
-    if (requires.clients or requires.next_cohort) and settings.cohort_size > data.num_clients:
-        raise ValueError(f"cohort_size: got {settings.cohort_size}, accepted: 1 to data.num_clients = {data.num_clients}")
-    trains = {"client": requires.clients, "server.training": data.labels_at == "server"}
-    evaluation.check_scores(settings.scores, plan.spec.num_classes)
-    for group, got in settings.trainings.items():
-        if trains[group] and (got.epochs > 0) == (got.steps > 0):
-            shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
-            raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
-    if data.labels_at not in requires.labels_at:
-        accepted = " or ".join(requires.labels_at)
-        raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
-    if data.reveal_labels and "clients" not in requires.labels_at:
-        raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
-    if (system := settings.system).faulty and system.fault == "labels" and requires.clients and data.labels_at == "server":
-        accepted = "sign_flip or noise, as clients have no labels"
-        raise ValueError(f"system.fault: got labels with data.labels_at=server, accepted: {accepted}")
-    if (every := settings.diagnostics.clients_every) and not requires.clients:
-        raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
-    when = settings.server.training.when
-    if when not in requires.server_training:
-        raise ValueError(f"server.training.when: got {when} with method.name={name}, accepted: after")
-    if data.labels_at == "clients" and when != "after":
-        raise ValueError(f"server.training.when: got {when} with data.labels_at=clients, accepted: after")
-    norm_data = settings.server.static_norm.data
-    if data.labels_at == "clients" and settings.model.norm == "static" and plan.has_batch_norm and norm_data != "cohort":
-        raise ValueError(f"server.static_norm.data: got {norm_data} with data.labels_at=clients, accepted: cohort")

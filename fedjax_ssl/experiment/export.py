@@ -11,7 +11,7 @@ import numpy as np
 
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.files import replacing
-from fedjax_ssl.local.task import evaluated_weights
+from fedjax_ssl.local.task import Weights, evaluated_weights
 from fedjax_ssl.simulation.round import RunState
 
 METADATA = "metadata"
@@ -44,7 +44,7 @@ def named_arrays(experiment: Experiment, state: RunState) -> dict[str, np.ndarra
     if len(found) != 1:
         got = f"got method.name={experiment.settings.method.name}, whose predict evaluates {len(found)} networks"
         raise ValueError(f"save_model: {got} by its task, accepted: methods that evaluate one")
-    return _flat(found[0].params) | _flat(found[0].stats, "batch_stats/")
+    return {name: np.ascontiguousarray(x) for name, x in named(found[0]).items()}
 
 
 def metadata(experiment: Experiment) -> dict[str, Any]:
@@ -63,7 +63,8 @@ def metadata(experiment: Experiment) -> dict[str, Any]:
     return found
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    """A tree's arrays by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {prefix + jax.tree_util.keystr(path, simple=True, separator="/"): np.ascontiguousarray(x) for path, x in leaves}
+def named(weights: Weights) -> dict[str, Any]:
+    """The leaves of a network's weights by their paths, statistics below `batch_stats`, in the order of the tree."""
+    parts = (("", weights.params), ("batch_stats/", weights.stats))
+    found = [(prefix, *leaf) for prefix, tree in parts for leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return {prefix + jax.tree_util.keystr(path, simple=True, separator="/"): x for prefix, path, x in found}

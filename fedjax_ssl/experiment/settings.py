@@ -126,6 +126,13 @@ class ModelSettings(Options):
     name: Annotated[str, Known(models.MODELS)] = Field(
         default="wide_resnet", description="The network that is trained; `launch.explain networks` lists all of them."
     )
+    init: str = Field(
+        default="",
+        description="Weights that the run starts from: the path of a file `.npz` or `.safetensors` that `save_model` wrote, of "
+        "a `.safetensors` file of a torch network (`resnet` as torchvision names it, `wide_resnet` as USB does), or, in "
+        "commands, of a run's folder. The first and the last layer begin at random where their sizes differ. Empty begins at "
+        "random everywhere.",
+    )
     norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
         default="static",
         description="Which statistics batch normalization evaluates with: `static` ones, which the server collects anew after "

@@ -167,6 +167,7 @@ def write_run(
         "machine": provenance.machine(),
         "widths": provenance.widths(experiment),
         "dataset": provenance.dataset_digest(experiment.dataset, experiment.stored_shape),
+        "start": experiment.start_digest,
         "unread": sorted(experiment.unread),  # for reports, with keys of the config
         "command": command,
     }

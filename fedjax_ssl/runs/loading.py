@@ -61,8 +61,9 @@ def load(
         settings = settings.model_copy(update={"execution": any_device})
     lacking = _unreadable(settings)
     system = SystemSettings() if lacking else settings.system
+    used = settings.model_copy(update={"system": system, "model": settings.model.model_copy(update={"init": ""})})
     try:
-        experiment = build(settings.model_copy(update={"system": system}), dataset, layout=layout, widths=noted.get("widths"))
+        experiment = build(used, dataset, layout=layout, widths=noted.get("widths"))
     except FileNotFoundError as error:
         have_moved = "for data that have moved, give path or data_dir (launch.evaluate --path=PATH or --data_dir=DIR)"
         raise FileNotFoundError(f"{error}; {have_moved}") from None
@@ -72,7 +73,7 @@ def load(
             raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
         lacking = lacking or f"system: got other devices of clients than the run in {folder} has, accepted: its own files"
     (run,) = experiment.runs
-    run = run._replace(settings=run.settings.model_copy(update={"system": settings.system}))
+    run = run._replace(settings=run.settings.model_copy(update={"system": settings.system, "model": settings.model}))
     experiment = dataclasses.replace(experiment, runs=(run,), lacking=lacking)
     state = _state(folder, experiment, which)
     program = changes.program(experiment)

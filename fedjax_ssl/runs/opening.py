@@ -13,7 +13,7 @@ from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import plain
 from fedjax_ssl.options import plural
-from fedjax_ssl.runs import changes, folder, hosts, lock, overwrite, provenance, run, trackers
+from fedjax_ssl.runs import changes, folder, hosts, loading, lock, overwrite, provenance, run, trackers
 from fedjax_ssl.simulation.distributed import exchanged, is_first
 
 
@@ -41,7 +41,13 @@ def opened(
     settings, place, noted = hosts.together(began)
     layout, widths = exchanged(noted)[0]
     begun, reads = layout and Layout(*layout), not dry_run
-    experiment = hosts.together(lambda: build.build(settings, layout=begun, widths=widths, reads=reads))
+
+    def built() -> Experiment:
+        init = pathlib.Path(os.path.expanduser(settings.model.init))
+        start = loading.load(init) if settings.model.init and init.is_dir() else None
+        return build.build(settings, layout=begun, widths=widths, reads=reads, start=start)
+
+    experiment = hosts.together(built)
 
     def alike() -> dict[str, Any]:
         files = {f"the file of {group}.name": digest for group, digest in changes.digests(settings).items()}

@@ -82,6 +82,8 @@ def check_data(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:
     for path, data in zip(paths, data_digests(experiment), strict=True):
         if path.exists() and read_json(path).get("data") != data:
             raise ValueError(f"{path.parent}: its run began with other data than these; put them back, or use --overwrite")
+        if path.exists() and read_json(path).get("start", "") != experiment.start_digest:
+            raise ValueError(f"{path.parent}: its run started from other weights than model.init has; use --overwrite")
 
 
 def check_widths(paths: Sequence[pathlib.Path], experiment: Experiment) -> None:

@@ -1,0 +1,44 @@
+"""Whether a method and the settings of a run go together."""
+
+from fedjax_ssl.experiment import evaluation
+from fedjax_ssl.experiment.settings import Settings
+from fedjax_ssl.method import DataSpec, Method
+
+
+def check_stop(config: Settings, method: Method) -> None:
+    """Raises ValueError where a client would have to end one of several rounds or runs of one program."""
+    together = config.execution.rounds_per_dispatch
+    if method.requires.clients and config.client.on_nonfinite == "stop" and (together > 1 or config.is_several):
+        other = f"execution.rounds_per_dispatch={together}" if together > 1 else "several runs"
+        raise ValueError(f"client.on_nonfinite: got stop with {other}, accepted: skip")
+
+
+def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_batch_norm: bool) -> None:
+    """Raises ValueError where the labels are not where the method reads them, or settings that it reads do not go together."""
+    requires, data, name = method.requires, settings.data, settings.method.name
+    if (requires.clients or requires.next_cohort) and settings.cohort_size > data.num_clients:
+        raise ValueError(f"cohort_size: got {settings.cohort_size}, accepted: 1 to data.num_clients = {data.num_clients}")
+    trains = {"client": requires.clients, "server.training": data.labels_at == "server"}
+    evaluation.check_scores(settings.scores, spec.num_classes)
+    for group, got in settings.trainings.items():
+        if trains[group] and (got.epochs > 0) == (got.steps > 0):
+            shown = f"got {got.epochs} and {got.steps}, accepted: one positive, the other 0"
+            raise ValueError(f"{group}.epochs, {group}.steps: {shown}")
+    if data.labels_at not in requires.labels_at:
+        accepted = " or ".join(requires.labels_at)
+        raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
+    if data.reveal_labels and "clients" not in requires.labels_at:
+        raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
+    if (system := settings.system).faulty and system.fault == "labels" and requires.clients and data.labels_at == "server":
+        accepted = "sign_flip or noise, as clients have no labels"
+        raise ValueError(f"system.fault: got labels with data.labels_at=server, accepted: {accepted}")
+    if (every := settings.diagnostics.clients_every) and not requires.clients:
+        raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
+    when = settings.server.training.when
+    if when not in requires.server_training:
+        raise ValueError(f"server.training.when: got {when} with method.name={name}, accepted: after")
+    if data.labels_at == "clients" and when != "after":
+        raise ValueError(f"server.training.when: got {when} with data.labels_at=clients, accepted: after")
+    norm_data = settings.server.static_norm.data
+    if data.labels_at == "clients" and settings.model.norm == "static" and has_batch_norm and norm_data != "cohort":
+        raise ValueError(f"server.static_norm.data: got {norm_data} with data.labels_at=clients, accepted: cohort")

@@ -1,0 +1,101 @@
+"""Weights that a run starts from, in place of random ones: those of a file, or of another run's state."""
+
+import logging
+import pathlib
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ssl.arrays import Key, PyTree
+from fedjax_ssl.experiment.export import METADATA, named
+from fedjax_ssl.local.task import Weights
+from fedjax_ssl.models import ModelFns
+from fedjax_ssl.models.torch_names import from_torch
+from fedjax_ssl.options import one_line
+
+Arrays: TypeAlias = Mapping[str, np.ndarray]
+ACCEPTED = "accepted: a file .npz or .safetensors of save_model, or a .safetensors file of a torch network"
+
+_log = logging.getLogger(__name__)
+
+
+def read(path: str, network: str, options: Mapping[str, Any]) -> Arrays:
+    """The arrays of a file by our names; a torch network's are told by the dots in theirs. ValueError with one line."""
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        what = "a folder" if file.is_dir() else "no file"
+        raise ValueError(f"got {path}, which is {what}, {ACCEPTED}")
+    try:
+        arrays = _of_npz(file) if file.suffix == ".npz" else _of_safetensors(file) if file.suffix == ".safetensors" else None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"got {path}, which cannot be read ({one_line(error)}), {ACCEPTED}") from None
+    if arrays is None:
+        raise ValueError(f"got {path}, {ACCEPTED}")
+    is_ours = any("/" in name for name in arrays)
+    return arrays if is_ours else from_torch(arrays, network, options)
+
+
+def _of_npz(file: pathlib.Path) -> Arrays:
+    with np.load(file, allow_pickle=False) as found:
+        return {name: found[name] for name in found.files if name != METADATA}
+
+
+def _of_safetensors(file: pathlib.Path) -> Arrays:
+    try:
+        from safetensors.numpy import load
+    except ModuleNotFoundError:
+        raise ValueError('the package safetensors is missing: python -m pip install "fedjax-ssl[safetensors]"') from None
+    return load(file.read_bytes())
+
+
+def matched(arrays: Arrays, weights: Weights, what: str) -> dict[str, np.ndarray]:
+    """Those of the arrays that take the place of random weights, float32, by names; `weights` are the network's, or its shapes.
+
+    The first and the last layer may have another size: then they are left out, which one line says. ValueError, with one line,
+    for arrays that the network lacks, or that are missing, or of another shape elsewhere; `what` says whose they are.
+    """
+    wanted = named(weights)
+    if lacking := [name for name in wanted if name not in arrays]:
+        raise ValueError(f"{what}: got no {lacking[0]} ({len(lacking)} of {len(wanted)} arrays are missing)")
+    if unknown := [name for name in arrays if name not in wanted]:
+        raise ValueError(f"{what}: got {unknown[0]}, which the network does not have ({len(unknown)} such arrays)")
+    differing = {name: (arrays[name].shape, x.shape) for name, x in wanted.items() if arrays[name].shape != x.shape}
+    parameters = [name for name in wanted if "/" in name and not name.startswith("batch_stats/")]
+    ends = {layer_of(name) for name in _ends(parameters)}
+    left_out = {layer_of(name) for name in differing}
+    for name, (got, accepted) in differing.items():
+        if layer_of(name) not in ends:
+            raise ValueError(f"{what}: got {name} of shape {got}, accepted: {accepted}, as the network has it")
+    if left_out:
+        sizes = ", ".join(f"{name} is {got} there and {accepted} here" for name, (got, accepted) in differing.items())
+        begin = "begins at random, as its size differs" if len(left_out) == 1 else "begin at random, as their sizes differ"
+        _log.warning("%s: %s %s: %s", what, " and ".join(sorted(left_out)), begin, sizes)
+    return {name: np.asarray(x, np.float32) for name, x in arrays.items() if layer_of(name) not in left_out}
+
+
+def _ends(parameters: list[str]) -> list[str]:
+    """The first layer's name and the last one's among a network's parameters, each at the network's top."""
+    top = [name for name in parameters if name.count("/") == 1]
+    first = [name for name in top if name.startswith("Conv_0/")]
+    return [*first[:1], *[name for name in top if name.startswith("Dense_")][-1:]]
+
+
+def layer_of(name: str) -> str:
+    """The layer of a parameter: `Conv_0` of `Conv_0/kernel`."""
+    return name.rpartition("/")[0]
+
+
+def started(model: ModelFns, arrays: Arrays) -> ModelFns:
+    """The network whose fresh weights are the arrays where there are some, and random elsewhere."""
+    init: Callable[[Key, tuple[int, ...]], tuple[PyTree, PyTree]] = model.init
+
+    def start(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        weights = Weights(*init(key, image_shape))
+        given = [jnp.asarray(arrays[name]) if name in arrays else x for name, x in named(weights).items()]
+        return tuple(jax.tree.unflatten(jax.tree.structure(weights), given))
+
+    return model._replace(init=start)
