@@ -1,6 +1,7 @@
 """Evaluates finished or stopped runs: accuracy (also per class and client), other scores, confusion matrix; saves predictions.
 
-    python -m launch.evaluate DIR... [--best] [--data FILE_OR_FOLDER] [--clients] [--save] [--out predictions.csv] [--json]
+    python -m launch.evaluate DIR... [--best] [--data FILE_OR_FOLDER] [--clients] [--personalize EPOCHS] [--save] [--json]
+        [--out predictions.csv]
 
 DIR is a run's folder, or one that holds several, such as a sweep: those that differ in their seeds alone also have a mean
 and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
@@ -42,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
         devices.keep_programs()
         devices.find_devices()
         paths = [path for one in options.workdir for path in run_folders(one)]
+        if options.personalize < 0:
+            raise ValueError(f"--personalize: got {options.personalize}, accepted: a number of epochs")
         if options.save and options.data:
             raise ValueError(f"--save: got it with --data={options.data}, accepted: for the runs' own test sets")
         if options.save and options.which == "best":
@@ -63,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
             else:
                 kinds[str(folder)] = os.path.dirname(folder), evaluations.kind(experiment)
             given = evaluations.examples_of(experiment, options.data)
-            report = plain(evaluations.evaluated(experiment, state, given, clients=options.clients, out=out))
+            each = {"clients": options.clients, "personalize": options.personalize}
+            report = plain(evaluations.evaluated(experiment, state, given, **each, out=out))
             reports[str(folder)] = report
             if options.save:
                 write_json(folder / EVALUATION, report)
@@ -94,7 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", help="other examples than the run's test set: an .npz file, or a folder of images")
     parser.add_argument("--data_dir", default="", help="where the run's dataset is now, if its data.data_dir has moved")
     parser.add_argument("--path", default="", help="likewise for its data.path")
-    parser.add_argument("--clients", action="store_true", help="also evaluate on each client's own training examples")
+    own = "also evaluate on each client's own examples: those of data.client_test_fraction, or its training examples"
+    parser.add_argument("--clients", action="store_true", help=own)
+    after = "the same after each client has trained the model for so many epochs, as its method's clients train"
+    parser.add_argument("--personalize", type=int, default=0, metavar="EPOCHS", help=after)
     parser.add_argument("--save", action="store_true", help="write what is found into each run's folder, for launch.report")
     parser.add_argument("--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label")
     parser.add_argument("--config", help="a config file that registers the run's method or network")

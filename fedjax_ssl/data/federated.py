@@ -43,10 +43,11 @@ class FederatedData(NamedTuple):
     pooled: Table  # every unlabeled training example, also those that no client has, one row
     profiles: Profiles | None = None  # the clients' devices; None: all alike
     validation: Table | None = None  # examples for validation, one row, which are in no other table; None: there are none
+    client_test: Table | None = None  # examples on which each client is tested, in no other table; None: there are none
 
 
-TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled", "validation")
-"""The fields of FederatedData that are index tables; the last may be None."""
+TABLES = ("server", "labeled", "unlabeled", "client_data", "pooled", "validation", "client_test")
+"""The fields of FederatedData that are index tables; the last two may be None."""
 
 
 def tables_of(data: "FederatedData") -> dict[str, Table]:

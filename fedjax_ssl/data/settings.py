@@ -58,6 +58,13 @@ class DataSettings(Model):
     validation_fraction: Annotated[float, Field(gt=0, lt=1), ReadWhere(validation=("labels", "pool"))] = Field(
         default=0.1, description="Share of the labeled, or of all training, examples that are taken out for validation."
     )
+    client_test_fraction: Annotated[float, Field(ge=0, lt=1), ReadWhere({"run.has_client_data": SET})] = Field(
+        default=0.0,
+        description="Share of each client's examples that nobody trains on, and on which `diagnostics.client_eval_every` and "
+        "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among examples of known class, "
+        "before any of them is labeled or, where the labeled ones are drawn first, among the others. 0 holds none out; "
+        "0.1 to 0.3 is usual.",
+    )
     renumber_labels: bool = Field(
         default=False,
         description="Whether the labels of your own images, which may be any integers or texts, are numbered anew from 0 to "

@@ -19,7 +19,8 @@ _log = logging.getLogger(__name__)
 class Assignment(NamedTuple):
     """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`.
 
-    Examples for `validation` are nobody's: training examples or, where they are the data's own, positions after these.
+    Examples for `validation` are nobody's: training examples or, where they are the data's own, positions after these. Nobody
+    trains on those of `client_test` either, on which each client is tested; without them it is empty.
     """
 
     server: Positions
@@ -29,6 +30,7 @@ class Assignment(NamedTuple):
     unassigned: int  # training examples that neither the server nor a client has
     notes: tuple[str, ...]
     validation: Positions
+    client_test: Rows
 
 
 def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
@@ -45,8 +47,9 @@ def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
     validation = _share_for_validation(np.arange(len(labels)), labels, how, seed)
     left = np.setdiff1d(np.arange(len(labels)), validation)
     drawn = _drawn(dataset._replace(train_labels=labels[left], clients=None if clients is None else clients[left]), how, seed)
-    labeled, unlabeled = ([left[row] for row in rows] for rows in (drawn.labeled, drawn.unlabeled))
-    return Assignment(left[drawn.server], labeled, unlabeled, left[drawn.pooled], drawn.unassigned, drawn.notes, validation)
+    labeled, unlabeled, tests = ([left[row] for row in rows] for rows in (drawn.labeled, drawn.unlabeled, drawn.client_test))
+    pooled = left[drawn.pooled]
+    return Assignment(left[drawn.server], labeled, unlabeled, pooled, drawn.unassigned, drawn.notes, validation, tests)
 
 
 def _share_for_validation(rows: Positions, labels: Labels, how: DataSettings, seed: int) -> Positions:
@@ -61,14 +64,32 @@ def _share_for_validation(rows: Positions, labels: Labels, how: DataSettings, se
     return chosen
 
 
+def _held_out(rows: Rows, labels: Labels, how: DataSettings, seed: int, taken: Positions) -> tuple[Rows, Rows]:
+    """Each client's examples for its tests, and the others: a share, rounded half up, of those whose class is known.
+
+    The labeled examples `taken` are none of them. ValueError where no client has any.
+    """
+    rng, is_free = np.random.default_rng([seed, 5]), labels >= 0
+    is_free[taken] = False
+    free = [rng.permutation(row[is_free[row]]) for row in rows]
+    tests = [np.sort(own[: int(how.client_test_fraction * len(own) + 0.5)]) for own in free]
+    if not any(map(len, tests)):
+        raise ValueError(f"client_test_fraction={how.client_test_fraction:g} is less than one example of any client")
+    return tests, [row[~np.isin(row, own)] for row, own in zip(rows, tests, strict=True)]
+
+
 def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
     """The split of a training set, of which validation takes at most a share of the server's labels."""
     labels = dataset.train_labels
     label_rng, split_rng, labeled_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
     empty = [np.zeros(0, np.int64)] * how.num_clients
     server, labeled, apart, validation = empty[0], empty, Partition([], empty[0]), empty[0]
+    tests: Rows = []
     if how.is_joint:
         shared = _share(how, "all", how.partition, dataset, np.arange(len(labels)), split_rng)
+        if how.client_test_fraction:
+            tests, rows = _held_out(shared.rows, labels, how, seed, empty[0])
+            shared = shared._replace(rows=rows)
         labeled, unlabeled = _label_within(shared.rows, labels, how, label_rng)
     else:
         labeled_set, rest = _labeled_set(dataset, how, label_rng)
@@ -85,6 +106,9 @@ def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
         if len(validation) and not how.exclude_labeled:
             *rows, unassigned = (np.setdiff1d(row, validation) for row in (*shared.rows, shared.unassigned))
             shared = shared._replace(rows=rows, unassigned=unassigned)
+        if how.client_test_fraction:
+            tests, rows = _held_out(shared.rows, labels, how, seed, labeled_set)
+            shared = shared._replace(rows=rows)
         # Batch norm sees them in this order, which must not tell their classes.
         unlabeled = shared.rows if (how.unlabeled_partition or how.partition) == "iid" else mixed(shared.rows, split_rng)
         if how.labels_at == "server":
@@ -97,7 +121,7 @@ def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
         labeled = [np.union1d(own, row[labels[row] >= 0]) for own, row in zip(labeled, unlabeled, strict=True)]
         unlabeled = [row[labels[row] < 0] for row in unlabeled]
     assigned = np.zeros(len(labels), bool)
-    assigned[np.concatenate([server, *labeled, *unlabeled, validation])] = True
+    assigned[np.concatenate([server, *labeled, *unlabeled, validation, *tests])] = True
     notes = [*apart.notes, *shared.notes]
     if how.labels_at == "clients" and (without := sum(len(row) == 0 for row in labeled)):
         notes.append(f"{without} of {len(labeled)} clients have no labeled example")
@@ -106,13 +130,15 @@ def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
         first = ", ".join(map(str, empty_ones[:5])) + (", ..." if len(empty_ones) > 5 else "")
         notes.append(f"{len(empty_ones)} of {len(labeled)} clients have no example: {first}")
     pooled = np.random.default_rng([seed, 3]).permutation(np.sort(pooled))
-    return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes), validation)
+    return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes), validation, tests)
 
 
 def log_notes(assignment: Assignment, num_examples: int) -> None:
     """Logs how many training examples no client gets or validation takes, and where the split differs from the request."""
     if len(assignment.validation):
         _log.info("%d examples are for validation", len(assignment.validation))
+    if assignment.client_test:
+        _log.info("%d examples are for tests of the clients that have them", sum(map(len, assignment.client_test)))
     if assignment.unassigned:
         _log.info("%d of %d training examples are given to no client", assignment.unassigned, num_examples)
     for note in assignment.notes:
@@ -136,6 +162,7 @@ def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = 
         client_data=pack([_union(*rows) for rows in zip(assignment.labeled, assignment.unlabeled, strict=True)]),
         pooled=pack([pooled]),
         validation=pack([assignment.validation]) if len(assignment.validation) else None,
+        client_test=pack(assignment.client_test) if assignment.client_test else None,
     )
 
 

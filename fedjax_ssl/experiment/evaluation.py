@@ -87,8 +87,23 @@ def of_clients(correct: Float[np.ndarray, " N"], rows: Sequence[Int[np.ndarray, 
     known = [own[~np.isnan(own)] for own in (correct[row] for row in rows)]
     count = np.array([len(own) for own in known])
     accuracy = np.array([own.mean() if len(own) else np.nan for own in known])
-    measured = accuracy[count > 0]
-    return OfClients(accuracy, count, _mean(accuracy), worst(measured), np.histogram(measured, TENTHS, (0.0, 1.0))[0])
+    return OfClients(accuracy, count, *summaries(accuracy))
+
+
+def summaries(accuracy: Float[np.ndarray, " K"]) -> tuple[float, float, Int64[np.ndarray, " _"]]:
+    """The mean, the worst tenth and the histogram of clients' accuracies, of which NaN does not count."""
+    measured = accuracy[~np.isnan(accuracy)]
+    return _mean(measured), worst(measured), np.histogram(measured, TENTHS, (0.0, 1.0))[0]
+
+
+def over_clients(accuracy: Float[np.ndarray, " K"]) -> dict[str, float]:
+    """The metrics of clients' accuracies, of which NaN does not count: mean, standard deviation and the worst tenth."""
+    known = accuracy[~np.isnan(accuracy)]
+    return {
+        "eval/client_accuracy": _mean(known),
+        "eval/client_accuracy_sd": float(known.std()),
+        "eval/client_accuracy_worst": worst(known),
+    }
 
 
 def worst(accuracy: Float[np.ndarray, " K"]) -> float:

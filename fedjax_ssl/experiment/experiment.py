@@ -14,10 +14,9 @@ import numpy as np
 from fedjax_ssl.arrays import Number
 from fedjax_ssl.data.augment import Views
 from fedjax_ssl.data.sources import Dataset
-from fedjax_ssl.experiment import inputs, inspection
+from fedjax_ssl.experiment import evaluation, inputs, inspection
 from fedjax_ssl.experiment.best import ENDED_EARLY, best, ending
 from fedjax_ssl.experiment.divergence import REASON, DivergedError, check_clients, divergence
-from fedjax_ssl.experiment.evaluation import predictions
 from fedjax_ssl.experiment.expansion import Run
 from fedjax_ssl.experiment.inspection import Inspection
 from fedjax_ssl.experiment.layout import Layout
@@ -143,6 +142,10 @@ class Experiment:
             for number, metrics in enumerate(found, start=first):
                 evaluated = number % self.settings.eval_every == 0 or number == self.settings.rounds
                 accuracies = self.simulator.evaluate(state) if evaluated else [{} for _ in rows]
+                each = self.settings.diagnostics.client_eval_every
+                if each and number % each == 0:
+                    of_all = map(evaluation.over_clients, self.simulator.client_accuracies(state))
+                    accuracies = [own | clients for own, clients in zip(accuracies, of_all, strict=True)]
                 spent = {"time/total_s": time.perf_counter() - began, "time/compile_s": self.simulator.compile_s - compiled}
                 parts = zip(self.runs, metrics, accuracies, rows, before, strict=True)
                 rows = [self._row(run, number, new | eval, seconds, spent, *so_far) for run, new, eval, *so_far in parts]
@@ -196,7 +199,7 @@ class Experiment:
         if "pseudo_label" not in found:
             table = problem.data.unlabeled
             logits = self.predict(state, problem.train.images[table.index[client][: table.count[client]]])
-            made = predictions(logits)
+            made = evaluation.predictions(logits)
             found = {"pseudo_label": made.label, "confidence": made.confidence}
         return inspection.inspection(problem, client, found)
 

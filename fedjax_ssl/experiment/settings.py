@@ -100,6 +100,14 @@ class ExecutionSettings(Model):
 class DiagnosticsSettings(Model):
     """What is recorded in addition to the metrics. It changes no result."""
 
+    client_eval_every: Annotated[Count, ReadWhere({"data.client_test_fraction": SET})] = Field(
+        default=0,
+        description="Number of rounds between two evaluations of the global model on each client's own test examples, which "
+        "`data.client_test_fraction` holds out. The metrics are `eval/client_accuracy`, the mean over clients, "
+        "`eval/client_accuracy_sd`, their standard deviation, and `eval/client_accuracy_worst`, the mean of the worst tenth. 0 "
+        "evaluates none.",
+    )
+
     clients_every: Count = Field(
         default=0,
         description="Number of rounds between two records of what each client of a round did, which are written to the folder "
@@ -300,9 +308,14 @@ class Settings(Model):
         if self.keep_best and self.execution.data == "disk":
             raise ValueError(f"keep_best: got {self.keep_best} with execution.data=disk, accepted: '', or data=host")
         together = self.execution.rounds_per_dispatch
-        for name in ("rounds", "eval_every", "checkpoint_every"):
-            if (got := getattr(self, name)) % together:
+        counts = {name: getattr(self, name) for name in ("rounds", "eval_every", "checkpoint_every")}
+        for name, got in (counts | {"diagnostics.client_eval_every": self.diagnostics.client_eval_every}).items():
+            if got % together:
                 raise ValueError(f"{name}: got {got} with execution.rounds_per_dispatch={together}, accepted: a multiple of it")
+        if self.diagnostics.client_eval_every and not self.data.client_test_fraction:
+            accepted = "0, or a data.client_test_fraction, such as 0.2"
+            got = f"got {self.diagnostics.client_eval_every} without examples to test clients on"
+            raise ValueError(f"diagnostics.client_eval_every: {got}, accepted: {accepted}")
         if (every := self.diagnostics.clients_every) and together > 1:
             accepted = "0, or execution.rounds_per_dispatch=1"
             shown = f"got {every} with execution.rounds_per_dispatch={together}"

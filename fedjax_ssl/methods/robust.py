@@ -47,8 +47,9 @@ def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num
         output = method.client_update(shared, own, state, data, key)
         if faults.fault == "labels":
             return output
-        wrong = _noisy(output.update, faults.scale, substream(key, "fault"))
-        if faults.fault == "sign_flip":
+        if faults.fault == "noise":
+            wrong = _noisy(output.update, faults.scale, substream(key, "fault"))
+        else:
             wrong = jax.tree.map(lambda x: (-faults.scale * x).astype(x.dtype), output.update)
         return output._replace(update=optax.tree.where(is_faulty, wrong, output.update))
 
@@ -78,13 +79,17 @@ def with_aggregation(method: Method, aggregation: str, assumed_faulty: Number) -
 
     def server_update(server: PyTree, stacked: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         present = stacked.weight > 0
-        number = jnp.sum(present)
-        assumed = jnp.floor(assumed_faulty * number + 1e-4).astype(jnp.int32)  # 0.3 times 10 is 3
-        update = AGGREGATIONS[aggregation](method, stacked.update, present, assumed)
-        update = jax.tree.map(lambda x, old: jnp.where(number > 0, x, 0).astype(old.dtype), update, stacked.update)
+        update = AGGREGATIONS[aggregation](method, stacked.update, present, assumed_faulty)
+        is_there = jnp.any(present)
+        update = jax.tree.map(lambda x, old: jnp.where(is_there, x, 0).astype(old.dtype), update, stacked.update)
         return method.server_update(server, Aggregate(update, jnp.sum(stacked.weight)), data, key)
 
     return method._replace(server_update=server_update, aggregator="stack")
+
+
+def _assumed(share: Number, present: Present) -> Count:
+    """How many of the clients that are present are assumed faulty."""
+    return jnp.floor(share * jnp.sum(present) + 1e-4).astype(jnp.int32)  # 0.3 times 10 is 3
 
 
 def trimmed_mean(updates: Updates, present: Present, cut: Count) -> Float32[Array, "*shape"]:
@@ -96,19 +101,19 @@ def trimmed_mean(updates: Updates, present: Present, cut: Count) -> Float32[Arra
     return jnp.sum(jnp.where(kept, ordered, 0.0), axis=0) / jnp.maximum(number - 2 * cut, 1)
 
 
-def _median(_: Method, updates: PyTree, present: Present, __: Count) -> PyTree:
+def _median(_: Method, updates: PyTree, present: Present, __: Number) -> PyTree:
     """The median of each coordinate: the mean of its middle value, or of the middle two (Yin et al. 2018, Definition 1)."""
     cut = jnp.maximum(jnp.sum(present) - 1, 0) // 2
     return jax.tree.map(lambda x: trimmed_mean(x, present, cut), updates)
 
 
-def _trimmed_mean(_: Method, updates: PyTree, present: Present, assumed: Count) -> PyTree:
+def _trimmed_mean(_: Method, updates: PyTree, present: Present, faulty: Number) -> PyTree:
     """The mean of each coordinate without as many values at each end as clients are assumed faulty (ibid., Definition 2)."""
-    cut = jnp.minimum(assumed, jnp.maximum(jnp.sum(present) - 1, 0) // 2)
+    cut = jnp.minimum(_assumed(faulty, present), jnp.maximum(jnp.sum(present) - 1, 0) // 2)
     return jax.tree.map(lambda x: trimmed_mean(x, present, cut), updates)
 
 
-def _krum(method: Method, updates: PyTree, present: Present, assumed: Count) -> PyTree:
+def _krum(method: Method, updates: PyTree, present: Present, faulty: Number) -> PyTree:
     """The update whose n - f - 2 nearest others are nearest (Blanchard et al. 2017, section 4).
 
     Of n updates f are assumed faulty. The sum of the squared distances between parameters decides, of at least one other.
@@ -118,12 +123,12 @@ def _krum(method: Method, updates: PyTree, present: Present, assumed: Count) -> 
     squares = jax.lax.map(lambda row: jnp.sum(jnp.square(flat - row), axis=1), flat)  # row by row, for memory
     others = present[:, None] & present[None] & ~jnp.eye(len(present), dtype=bool)
     nearest = jnp.sort(jnp.where(others, squares, jnp.inf), axis=1)
-    counted = jnp.arange(len(present)) < jnp.maximum(jnp.sum(present) - assumed - 2, 1)
+    counted = jnp.arange(len(present)) < jnp.maximum(jnp.sum(present) - _assumed(faulty, present) - 2, 1)
     scores = jnp.where(present, jnp.sum(jnp.where(counted & jnp.isfinite(nearest), nearest, 0.0), axis=1), jnp.inf)
     return jax.tree.map(lambda x: x[jnp.argmin(scores)], updates)
 
 
-AGGREGATIONS: dict[str, Callable[[Method, PyTree, Present, Count], PyTree]] = {
+AGGREGATIONS: dict[str, Callable[[Method, PyTree, Present, Number], PyTree]] = {
     "median": _median,
     "trimmed_mean": _trimmed_mean,
     "krum": _krum,

@@ -14,7 +14,9 @@ from fedjax_ssl.data.sources.examples import Examples
 from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.personalization import personalized
 from fedjax_ssl.files import replacing
+from fedjax_ssl.options import plural
 from fedjax_ssl.report import tables
 from fedjax_ssl.report.tables import Spread, Table
 from fedjax_ssl.runs.provenance import dataset_digest
@@ -23,7 +25,7 @@ from fedjax_ssl.simulation.round import RunState
 LARGEST = 20  # classes of a confusion matrix that is printed
 NUMBERS = {"accuracy": "accuracy", **{score.key: score.name for score in evaluation.SCORES.values()}}
 """The numbers of a run's report, and their names."""
-SUMMARIZED = (*NUMBERS, "class_accuracy", "clients", "mean", "worst")
+SUMMARIZED = (*NUMBERS, "class_accuracy", "clients", "mean", "worst", "personalized")
 """What has a mean and a standard deviation over runs."""
 Report = dict[str, Any]
 
@@ -39,21 +41,37 @@ def examples_of(experiment: Experiment, where: str = "") -> Examples:
 
 
 def evaluated(
-    experiment: Experiment, state: RunState, given: Examples, *, clients: bool = False, out: pathlib.Path | None = None
+    experiment: Experiment,
+    state: RunState,
+    given: Examples,
+    *,
+    clients: bool = False,
+    personalize: int = 0,
+    out: pathlib.Path | None = None,
 ) -> Report:
-    """The report of one run on the given examples, and on its clients' own; its predictions are written to `out`."""
+    """The report of one run on the given examples, and on its clients' own; its predictions are written to `out`.
+
+    With `personalize` > 0 it also has the accuracies after each client has trained the global model for so many epochs.
+    """
     logits = experiment.predict(state, given.images)
     report: Report = {"round": int(state.round), "examples": len(logits)}
     report |= {"classes": list(experiment.classes)} if experiment.classes else {}
     if given.labels is not None:
         known = given.labels >= 0
         report |= evaluation.report(logits[known], given.labels[known])
-    if clients:
-        train, table = experiment.problem.train, experiment.problem.data.client_data
+    if clients or personalize:
+        data = experiment.problem.data
+        train, table = data.train, data.client_test or data.client_data
         labels = np.asarray(train.labels)
         right = evaluation.predictions(experiment.predict(state, np.asarray(train.images))).label == labels
         rows = [index[:count] for index, count in zip(table.index, table.count, strict=True)]
         report["clients"] = evaluation.of_clients(np.where(labels >= 0, right, np.nan), rows)._asdict()
+        report["clients"]["of"] = "training" if data.client_test is None else "test"
+    if personalize:
+        accuracy = personalized(experiment, state, personalize).after
+        mean, worst, histogram = evaluation.summaries(accuracy)
+        of_each = {"accuracy": accuracy, "mean": mean, "worst": worst, "histogram": histogram}
+        report["clients"]["personalized"] = {"epochs": personalize, **of_each}
     if out:
         _write(out, evaluation.predictions(logits), given, experiment.classes)
     return report
@@ -118,12 +136,14 @@ def as_tables(reports: Mapping[str, Report], beside: Mapping[str, list[Report]])
         of_clients = [one.get("clients", {}) for one in own]
         scores = [[one.get(key) for one in own] for key in NUMBERS]
         scores += [[one.get(key) for one in of_clients] for key in ("mean", "worst")]
+        scores += [[one.get("personalized", {}).get(key) for one in of_clients] for key in ("mean", "worst")]
         sizes = [", ".join(sorted({str(one[key]) for one in own})) for key in ("round", "examples")]
         return (name, *sizes, *map(_spread, scores))
 
     rows = [row(folder, [report]) for folder, report in reports.items()]
     rows += [row(f"{folder}: mean ± sd", own) for folder, own in beside.items()]
-    header = ("run", "round", "examples", *NUMBERS.values(), "clients' mean", "clients' worst tenth")
+    means = ("clients' mean", "clients' worst tenth", "personalized mean", "personalized worst tenth")
+    header = ("run", "round", "examples", *NUMBERS.values(), *means)
     yield Table("runs", "Accuracy, other scores, and accuracy over clients", header, tuple(rows)).without_empty()
     for folder, report in reports.items():
         if confusion := report.get("confusion"):
@@ -135,11 +155,14 @@ def as_tables(reports: Mapping[str, Report], beside: Mapping[str, list[Report]])
             rows = [(names[c], _spread([one]), *(counts if is_shown else ())) for c, (one, counts) in enumerate(each)]
             yield Table("classes", f"{folder}, each class: its accuracy, {matrix}", header, tuple(rows))
         if clients := report.get("clients"):
-            most = max(1, *clients["histogram"])
-            bars = [
-                (f"{i / 10:.1f} to {(i + 1) / 10:.1f}", n, "#" * round(40 * n / most))
-                for i, n in enumerate(clients["histogram"])
-            ]
-            yield Table(
-                "clients", f"{folder}, accuracies on clients' own training examples", ("accuracy", "clients", ""), tuple(bars)
-            )
+            title, own = f"{folder}, accuracies on clients' own {clients['of']} examples", clients.get("personalized")
+            yield _bars(title, clients["histogram"])
+            if own:
+                yield _bars(f"{title}, after {plural(own['epochs'], 'epoch')} of their own", own["histogram"])
+
+
+def _bars(title: str, histogram: Sequence[int]) -> Table:
+    """A histogram over clients as a table with bars."""
+    most = max(1, *histogram)
+    bars = [(f"{i / 10:.1f} to {(i + 1) / 10:.1f}", n, "#" * round(40 * n / most)) for i, n in enumerate(histogram)]
+    return Table("clients", title, ("accuracy", "clients", ""), tuple(bars))

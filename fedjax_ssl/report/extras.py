@@ -13,10 +13,19 @@ from fedjax_ssl.runs.folder import EVALUATION
 from fedjax_ssl.runs.reading import Run, read_object
 
 
+class PersonalizedFile(Model, extra="ignore"):
+    """What is read of the clients' own models in `evaluation.json`."""
+
+    accuracy: list[Fraction | None] = Field(default=[])
+    epochs: Count = 0
+
+
 class ClientsFile(Model, extra="ignore"):
     """What is read of the clients in `evaluation.json`."""
 
     accuracy: list[Fraction | None] = Field(default=[])
+    of: str = "training"
+    personalized: PersonalizedFile = PersonalizedFile()
 
 
 class EvaluationFile(Model, extra="ignore"):
@@ -47,6 +56,9 @@ class Evaluation(NamedTuple):
     per_client: Float[np.ndarray, " K"]
     scores: dict[str, float]
     classes: tuple[str, ...] = ()
+    of_clients: str = "training"  # which of their own examples clients are evaluated on: `training` or `test`
+    personalized: Float[np.ndarray, " _"] = np.zeros(0)  # accuracies of clients' own models, after training for `epochs`
+    epochs: int = 0
 
     @property
     def known(self) -> Float[np.ndarray, " _"]:
@@ -76,7 +88,10 @@ def evaluation(run: Run) -> tuple[Evaluation | None, list[str]]:
     per_class, per_client = (np.array(values, float) for values in (found.class_accuracy, found.clients.accuracy))
     known = {score.key: getattr(found, score.key) for score in SCORES.values()}
     scores = {key: float("nan") if value is None else value for key, value in known.items()}
-    return Evaluation(per_class, confusion, per_client, scores, tuple(found.classes)), []
+    own = found.clients.personalized
+    after = np.array(own.accuracy, float)
+    of_clients = found.clients.of, after[np.isfinite(after)], own.epochs
+    return Evaluation(per_class, confusion, per_client, scores, tuple(found.classes), *of_clients), []
 
 
 def records(run: Run) -> tuple[Records | None, list[str]]:

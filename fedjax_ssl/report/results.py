@@ -240,6 +240,11 @@ def class_names(found: Sequence[Evaluation]) -> tuple[str, ...]:
     return names.pop() if len(names) == 1 else ()
 
 
+def of_clients(found: Evaluations) -> str:
+    """Which of their own examples the clients are evaluated on."""
+    return " or ".join(sorted({one.of_clients for own in found.values() for one in own if len(one.known)}))
+
+
 def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
     """Accuracies over clients, and the worst; None: no evaluation has them."""
     rows: list[tuple[Cell, ...]] = []
@@ -250,9 +255,13 @@ def worst_clients(grouped: Grouped, found: Evaluations) -> Table | None:
         each = [np.sort(one.known) for one in having]
         numbers = [spread([100 * float(of(values)) for values in each], 1) for of in (np.mean, worst)]
         lowest = spread([100 * float(values[0]) for values in each], 1)
+        own = [100 * float(np.mean(one.personalized)) for one in having if len(one.personalized)]
         first = having[0].per_client
         named = ", ".join(f"{k} ({100 * first[k]:.1f})" for k in np.argsort(first, kind="stable")[:5] if np.isfinite(first[k]))
-        rows.append((link(group), ", ".join(sorted({str(len(values)) for values in each})), *numbers, lowest, named))
-    header = (grouped.heading, "clients", "mean, %", "worst 10 %, %", "lowest, %", "worst clients of the first run: id (%)")
-    title = "Accuracy over clients, of each one's own training examples"
-    return Table("clients", title, header, tuple(rows)) if rows else None
+        rows.append(
+            (link(group), ", ".join(sorted({str(len(values)) for values in each})), *numbers, lowest, spread(own, 1), named)
+        )
+    of_first = "worst clients of the first run: id (%)"
+    header = (grouped.heading, "clients", "mean, %", "worst 10 %, %", "lowest, %", "personalized mean, %", of_first)
+    title = f"Accuracy over clients, of each one's own {of_clients(found)} examples"
+    return Table("clients", title, header, tuple(rows)).without_empty() if rows else None

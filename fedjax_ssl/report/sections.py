@@ -33,7 +33,8 @@ TRAINING = {
     "client/loss": ("Loss at the clients", 1), "client/mask_rate": ("Accepted pseudo-labels, %", 100),
     "client/threshold": ("Mean threshold of the clients", 1), "client/upload_fraction": ("Uploaded share, %", 100),
     "client/instance_weight_mean": ("Weight of unlabeled examples", 1), "client/reward": ("Mean reward of the clients", 1),
-    "server/loss": ("Loss at the server", 1),
+    "server/loss": ("Loss at the server", 1), "eval/client_accuracy": ("Clients' own test accuracy, %", 100),
+    "eval/client_accuracy_worst": ("Own test accuracy of the worst tenth, %", 100),
 }  # fmt: skip
 TRACES = {
     "client/threshold": "threshold tau", "client/class_thresholds": "class thresholds", "client/weight": "aggregation weight",
@@ -266,9 +267,13 @@ def _clients(made_from: Source) -> list[Item]:
     items: list[Item] = []
     groups = made_from.grouped.groups
     if table := results.worst_clients(made_from.grouped, made_from.evaluations):
-        known = {group.label: [one.known for one in made_from.evaluations[group.label]] for group in groups}
+        every = {group.label: made_from.evaluations[group.label] for group in groups}
+        known = {label: [one.known for one in own] for label, own in every.items()}
+        for label, own in every.items():
+            if epochs := max((one.epochs for one in own), default=0):
+                known[f"{label}, after {plural(epochs, 'epoch')} of a client's own"] = [one.personalized for one in own]
         samples = {label: 100 * np.concatenate(parts) for label, parts in known.items() if sum(map(len, parts))}
-        labels = ("accuracy on a client's own training examples, %", "clients, of all runs")
+        labels = (f"accuracy on a client's own {results.of_clients(every)} examples, %", "clients, of all runs")
         items += [table, figures.histogram("clients_histogram", "Clients by their accuracy", samples, labels)]
     shown = 0
     for group in groups:

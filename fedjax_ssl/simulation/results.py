@@ -62,6 +62,27 @@ def each_client(cohort: Cohort, metrics: ClientMetrics) -> dict[str, np.ndarray]
     return columns
 
 
+def of_clients(method: Method, server: PyTree, pool: Pool, execution: Execution, table: Table) -> jax.Array:
+    """Whether the global model is right on each client's own examples, bool [K, n]; False past the end of a client's row."""
+    first, *_ = method.predict
+    (clients, n), devices = table.index.shape, execution.devices
+    is_real = jnp.arange(n) < table.count[:, None]
+    order = jnp.argsort(~is_real.ravel(), stable=True)  # real ones first: there are as many batches as these fill
+    number, size = jnp.sum(table.count), min(execution.batch_size, clients * n)
+    start = jax.lax.axis_index(CLIENTS) if devices > 1 else 0
+
+    def step(s: jax.Array, found: jax.Array) -> jax.Array:
+        batch = batching.in_order(start + s * devices, number, clients * n, size)
+        where = order[batch.positions]
+        positions = table.index.ravel()[where]
+        right = jnp.argmax(method.predict[first](server, pool.images[positions], batch.mask), axis=-1) == pool.labels[positions]
+        return found.at[jnp.where(batch.mask, where, clients * n)].set(right.astype(jnp.uint8), mode="drop")
+
+    found = jax.lax.fori_loop(0, -(-number // (size * devices)), step, jnp.zeros(clients * n, jnp.uint8))
+    found = jax.lax.psum(found, CLIENTS) if devices > 1 else found
+    return (found > 0).reshape(clients, n)
+
+
 def evaluate(
     method: Method,
     server: PyTree,

@@ -20,7 +20,7 @@ from fedjax_ssl.simulation import contract, memory
 from fedjax_ssl.simulation.distributed import fetched, from_first, is_key, put
 from fedjax_ssl.simulation.execution import CLIENTS, RUNS, Execution
 from fedjax_ssl.simulation.program import Program
-from fedjax_ssl.simulation.results import CLIENTS_KEY, Row, each_client, evaluate, report
+from fedjax_ssl.simulation.results import CLIENTS_KEY, Row, each_client, evaluate, of_clients, report
 from fedjax_ssl.simulation.round import RunState, run_round
 from fedjax_ssl.simulation.source import Problem, RunInputs, source_of
 
@@ -55,7 +55,7 @@ class Simulator:
         inputs = [RunInputs(tables, None) for tables in self._source.tables]
         self._inputs = put(self._join(inputs)._replace(number=self._numbers()), self._where.runs)
         self._key = put(self._join([jax.random.key(seed) for seed in problem.seeds]), self._where.runs)
-        self._initialize, self._round, self._recorded, self._evaluate = self._programs(execution)
+        self._initialize, self._round, self._recorded, self._evaluate, self._of_clients = self._programs(execution)
         self._discarded_s = 0.0  # spent on programs that did not fit into memory
         self.prepared: list[Row] = [{}] * problem.num_runs  # each run's metrics of `prepare`, once it is initialized
 
@@ -76,8 +76,8 @@ class Simulator:
 
     # --- programs ------------------------------------------------------------------------------------------------------
 
-    def _programs(self, execution: Execution) -> tuple[Program, Program, Program, Program]:
-        """Initialization, the rounds of a dispatch, the same with clients recorded, and evaluation.
+    def _programs(self, execution: Execution) -> tuple[Program, Program, Program, Program, Program]:
+        """Initialization, the rounds of a dispatch, the same with clients recorded, evaluation, and evaluation of the clients.
 
         They do not refer to `self`, so that it can be freed.
         """
@@ -108,13 +108,18 @@ class Simulator:
                 found |= evaluate(method, server, pools[0], execution, validation=validation)[0]
             return found, logits
 
+        def clients(server: PyTree, inputs: RunInputs, pools: tuple[Pool, Pool]) -> jax.Array:
+            method = problem.checked_method(inputs.number)
+            return of_clients(method, server, pools[0], execution, inputs.tables["client_test"])
+
         each, state, shared, one_by_one = specs.runs, specs.state, [specs.whole], execution._replace(vmap_runs=False)
         initialize = self._program(source.initialize, one_by_one, [each, each], shared, (state, each))
         of_rounds, recorded = (
             self._program(function, execution, [state, each], shared, (state, each, each), donate_argnums=0)
             for function in (rounds, recorded_rounds)
         )
-        return initialize, of_rounds, recorded, self._program(evaluation, execution, [each, each], shared, each)
+        evaluated, of_each = (self._program(f, execution, [each, each], shared, each) for f in (evaluation, clients))
+        return initialize, of_rounds, recorded, evaluated, of_each
 
     def _program(
         self,
@@ -145,7 +150,8 @@ class Simulator:
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling so far."""
-        return self._discarded_s + sum(p.compile_s for p in (self._initialize, self._round, self._recorded, self._evaluate))
+        programs = (self._initialize, self._round, self._recorded, self._evaluate, self._of_clients)
+        return self._discarded_s + sum(program.compile_s for program in programs)
 
     @property
     def memory_bytes(self) -> int:
@@ -228,9 +234,10 @@ class Simulator:
                 chunk = smaller.chunk_size
                 unit = {0: "one run after another", 1: "one client at a time"}.get(chunk, f"{chunk} clients at a time")
                 _log.warning("no memory (%s): %s from now on", memory.reason(error), unit)
-            self._discarded_s += self._round.compile_s + self._recorded.compile_s + self._evaluate.compile_s
+            gone = (self._round, self._recorded, self._evaluate, self._of_clients)
+            self._discarded_s += sum(program.compile_s for program in gone)
             self.execution = smaller
-            _, self._round, self._recorded, self._evaluate = self._programs(smaller)
+            _, self._round, self._recorded, self._evaluate, self._of_clients = self._programs(smaller)
             state = jax.device_put(copied(saved), self._where.state)
 
     def evaluate(self, state: RunState) -> list[Row]:
@@ -247,6 +254,16 @@ class Simulator:
                 found = self.problem.scores(own, labels)
                 row.update({f"eval/{key}": value for key, value in found.items() if not np.isnan(value)})
         return rows
+
+    def client_accuracies(self, state: RunState) -> list[np.ndarray]:
+        """For each run the global model's accuracy on each client's own test examples, float64 [K]; NaN where there is none."""
+        check_alive(state)
+        right = np.asarray(jax.device_get(self._of_clients(state.server, self._inputs, self._pools)))
+        found = []
+        for tables, own in zip(self.problem.tables, right if self._several else [right], strict=False):
+            count = np.asarray(tables["client_test"].count, np.float64)
+            found.append(np.divide(own.sum(axis=1), count, out=np.full(len(count), np.nan), where=count > 0))
+        return found
 
     def _of_each_run(self, metrics: Metrics) -> list[Row]:
         """Each run's metrics as numbers."""

@@ -163,9 +163,13 @@ class HostSource:
         self._problem, self._place, self._method, self._data = problem, place, problem.first_method, problem.data
         self.tables: tuple[Mapping[str, PyTree], ...] = ({},)
         self.pools: tuple[Pool | None, Pool] = (None, problem.test)
-        if (validation := self._data.validation) is not None:  # these examples alone are on the device
-            rows = validation.index[0]
-            self.tables = ({"validation": validation._replace(index=np.arange(len(rows), dtype=np.int32)[None])},)
+        # Of the training pool the examples that are evaluated alone are on the device.
+        given = {"validation": self._data.validation, "client_test": self._data.client_test}
+        if tables := {name: table for name, table in given.items() if table is not None}:
+            rows = np.concatenate([table.index.ravel() for table in tables.values()])
+            ends = np.cumsum([table.index.size for table in tables.values()])
+            at = dict(zip(tables, np.split(np.arange(len(rows), dtype=np.int32), ends[:-1]), strict=True))
+            self.tables = ({name: own._replace(index=at[name].reshape(own.index.shape)) for name, own in tables.items()},)
             self.pools = (Pool(problem.train.images[rows], problem.train.labels[rows]), problem.test)
         self.shards = 1
         self._capacity = capacity(self._data, problem.spec.cohort_size, reads_next=self._method.requires.next_cohort)

@@ -15,7 +15,7 @@ LABELS = np.array([0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
 
 def seen(server=(), labeled=(), unlabeled=(), unassigned=0, notes=()):
     rows = [[np.array(row, int) for row in table] for table in (labeled, unlabeled)]
-    drawn = split.Assignment(np.array(server, int), *rows, np.zeros(0, int), unassigned, notes, np.zeros(0, int))
+    drawn = split.Assignment(np.array(server, int), *rows, np.zeros(0, int), unassigned, notes, np.zeros(0, int), [])
     return preview.preview(drawn, LABELS, 3)
 
 

@@ -1,0 +1,101 @@
+"""How good the global model is for each client, as it is and after the client has trained it on its own data."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float64
+
+from fedjax_ssl.arrays import PyTree
+from fedjax_ssl.data.federated import Table
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.local.task import evaluated_weights
+from fedjax_ssl.method import Cohort, Method
+from fedjax_ssl.simulation.round import ClientInputs, Round, RoundData, RunState, run_client
+from fedjax_ssl.simulation.source import capacity, gather_images
+
+CHUNK = 32  # clients of one call of the program, which bounds its memory
+
+
+class Personalized(NamedTuple):
+    """Accuracies on the clients' own test examples, NaN for a client without any."""
+
+    before: Float64[np.ndarray, " K"]  # of the global model
+    after: Float64[np.ndarray, " K"]  # of each client's own model
+
+
+def personalized(experiment: Experiment, state: RunState, epochs: int) -> Personalized:
+    """Each client trains the global model for some epochs, as its method's clients do, and is then tested on its own examples.
+
+    With labels at the clients it trains on these as well, otherwise by its method's loss on unlabeled examples. Its batch norm
+    keeps the global statistics unless the method's clients send their own (`model.norm=running`). The draws depend on the seed,
+    the round and the client alone. ValueError without test examples of clients, or for a method whose clients do not send the
+    network that it evaluates.
+    """
+    settings, table = experiment.settings, experiment.problem.data.client_test
+    if table is None:
+        raise ValueError("personalize: got a run without data.client_test_fraction, accepted: with one, such as 0.2")
+    if not experiment.method.requires.clients:
+        raise ValueError(f"personalize: got method.name={settings.method.name}, which has no clients, accepted: with clients")
+    client = settings.client.model_copy(update={"epochs": epochs, "steps": 0})
+    # Labels, splits and networks are those of the run; the method's clients alone train for longer, or less long.
+    made = build(settings.model_copy(update={"client": client}), experiment.dataset, layout=experiment.layout)
+    program = jax.jit(partial(_right, made.method, one_by_one=experiment.layout.chunk_size == 1))
+    found = [jax.device_get(program(*arguments)) for arguments in _chunks(experiment, state, table)]
+    right, count = np.concatenate(found)[: len(table.count)], np.asarray(table.count, np.float64)
+    shares = np.divide(right, count[:, None], out=np.full(right.shape, np.nan), where=count[:, None] > 0)
+    return Personalized(shares[:, 0], shares[:, 1])
+
+
+def _chunks(experiment: Experiment, state: RunState, table: Table) -> Iterator[tuple]:
+    """The program's arguments for the clients of each chunk, all of one shape; the last chunk is filled with client 0."""
+    problem, data = experiment.problem, experiment.problem.data
+    number = problem.spec.num_clients
+    size = min(CHUNK, number)
+    for start in range(0, number, size):
+        ids = np.arange(start, start + size)
+        ids = np.where(ids < number, ids, 0).astype(np.int32)
+        cohort = Cohort(ids, np.asarray(state.round), problem.rounds)
+        rows = gather_images(data, cohort, cohort, capacity(data, size, reads_next=False), reads_next=False)
+        clients = jax.tree.map(lambda x, ids=ids: x[ids], state.clients)
+        tested = table.index[ids]
+        tests = data.train.images[tested], data.train.labels[tested], table.count[ids]
+        every = state.clients if experiment.method.requires.all_states else None
+        yield state._replace(clients=clients), every, cohort, rows, tests
+
+
+def _right(
+    method: Method, state: RunState, every: PyTree, cohort: Cohort, data: RoundData, tests: tuple, *, one_by_one: bool
+) -> jax.Array:
+    """How many of their own test examples the global and the personalized models of some clients have right: int32 [c, 2]."""
+    ready = Round(method, cohort, data, state, method.broadcast(state.server, every, cohort))
+
+    def of_client(both: tuple[ClientInputs, tuple]) -> jax.Array:
+        inputs, (images, labels, count) = both
+        output = run_client(method, ready.shared, inputs)
+        change = jax.tree.map(lambda x: jnp.where(output.weight > 0, x, 0), method.parameters(output.update))
+        own = _moved(method, state.server, change, images)
+        mask = jnp.arange(len(labels)) < count
+        first = next(iter(method.predict.values()))
+        return jnp.stack([jnp.sum(mask & (first(server, images, mask).argmax(-1) == labels)) for server in (state.server, own)])
+
+    both = ready.inputs, tests
+    return jax.lax.map(of_client, both) if one_by_one else jax.vmap(of_client)(both)
+
+
+def _moved(method: Method, server: PyTree, change: PyTree, images: jax.Array) -> PyTree:
+    """The server's state with `change` taken from the parameters that it evaluates."""
+    with evaluated_weights() as found:
+        next(iter(method.predict.values()))(server, images[:1], jnp.ones(1, bool))
+    known = {id(x) for x in jax.tree.leaves(server)}
+    params = found[0].params if len(found) == 1 else ()
+    is_there = bool(found) and all(id(x) in known for x in jax.tree.leaves(params))
+    is_alike = str(jax.tree.structure(params)) == str(jax.tree.structure(change))
+    if not (is_there and is_alike):
+        raise ValueError("personalize: got a method whose clients do not send the network that it evaluates")
+    new = {id(x): x - y.astype(x.dtype) for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(change), strict=True)}
+    return jax.tree.map(lambda x: new.get(id(x), x), server)

@@ -1,0 +1,142 @@
+"""Clients' own test examples, the global model's accuracy on them, and that of the models that clients train of it."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ssl.experiment import evaluation, personalization
+from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.personalization import personalized
+from launch import evaluate
+from tests import engine, tiny
+from tests.commands import refused, rows, succeeded
+
+HELD_OUT = {"data__client_test_fraction": 0.25}
+
+
+def of_client(table, client):
+    return np.asarray(table.index[client][: table.count[client]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"labels_at": "server"},
+        {"labels_at": "clients"},
+        {"labels_at": "clients", "data__labeled_fraction": ()},
+        {"labels_at": "server", "data__validation": "pool"},
+        {"labels_at": "server", "data__exclude_labeled": False},
+    ],
+    ids=str,
+)
+def test_a_quarter_of_each_clients_examples_is_in_no_table_that_anybody_trains_on(options):
+    with_tests = tiny.experiment("fixmatch", **options, **HELD_OUT).problem.data
+    without = tiny.experiment("fixmatch", **options).problem.data
+    held = np.concatenate([of_client(with_tests.client_test, k) for k in range(8)])
+    assert len(np.unique(held)) == len(held) > 0
+    tables = [with_tests.server, with_tests.labeled, with_tests.unlabeled, with_tests.client_data, with_tests.pooled]
+    tables += [with_tests.validation] if with_tests.validation else []
+    for table in tables:
+        seen = np.concatenate([of_client(table, k) for k in range(len(table.count))])
+        assert not np.isin(held, seen).any()
+    labeled = np.concatenate([of_client(without.server, 0), *(of_client(without.labeled, k) for k in range(8))])
+    for k in range(8):
+        own = of_client(without.client_data, k)
+        free = (
+            own
+            if options["labels_at"] == "clients" and "data__labeled_fraction" not in options
+            else own[~np.isin(own, labeled)]
+        )
+        tests = of_client(with_tests.client_test, k)
+        assert np.isin(tests, free).all()
+        assert len(tests) == int(0.25 * len(free) + 0.5)
+
+
+@pytest.fixture(scope="module")
+def linear():
+    """Softmax regression that clients train by one step on all of their labels in an epoch, and its state after a round."""
+    plain = {"data__weak": "none", "client__batch_size": 512, "client__optimizer__momentum": 0.0, "client__epochs": 1}
+    plain |= {"client__optimizer__nesterov": False, "client__optimizer__learning_rate": 0.3, "rounds": 2}
+    made = tiny.experiment("fedavg", network="linear", labels_at="clients", **plain, **HELD_OUT)
+    state, _ = next(made.rounds())
+    return made, engine.copied(state)
+
+
+def features(made, index):
+    images = made.views.plain(made.problem.train.images[index])
+    return np.asarray(images, np.float64).reshape(len(index), -1)
+
+
+def test_a_clients_own_model_is_the_global_one_after_its_own_steps(linear):
+    made, state = linear
+    params = jax.device_get(state.server.weights.params["Dense_0"])
+    kernel, bias, labels = np.float64(params["kernel"]), np.float64(params["bias"]), np.asarray(made.problem.train.labels)
+    found = personalized(made, state, epochs=2)
+    for k in range(8):
+        w, b = kernel, bias
+        own, tests = of_client(made.problem.data.labeled, k), of_client(made.problem.data.client_test, k)
+        x, y = features(made, own), np.eye(10)[labels[own]]
+        for _ in range(2):
+            logits = x @ w + b
+            outputs = np.exp(logits - logits.max(1, keepdims=True))
+            error = (outputs / outputs.sum(1, keepdims=True) - y) / len(x)
+            w, b = w - 0.3 * x.T @ error, b - 0.3 * error.sum(0)
+        right = [np.argmax(features(made, tests) @ v + c, 1) == labels[tests] for v, c in ((kernel, bias), (w, b))]
+        assert found.before[k] == pytest.approx(right[0].mean())
+        assert found.after[k] == pytest.approx(right[1].mean())
+    assert not np.array_equal(found.before, found.after)
+    assert np.array_equal(personalized(made, state, epochs=2).after, found.after)
+
+
+@pytest.mark.parametrize(("strategy", "where"), [("scan", {}), ("sharded_chunked", {}), ("scan", {"on_host": True})])
+def test_the_global_models_accuracy_on_each_clients_examples_is_that_of_its_predictions(linear, strategy, where):
+    made, state = linear
+    predicted = made.predict(state, np.asarray(made.problem.train.images)).argmax(1) == np.asarray(made.problem.train.labels)
+    expected = [predicted[of_client(made.problem.data.client_test, k)].mean() for k in range(8)]
+    simulator, _, _ = engine.simulate(made, strategy, rounds=0, **where)
+    (found,) = simulator.client_accuracies(jax.device_put(state, simulator._where.state) if not where else state)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_the_log_has_mean_spread_and_worst_tenth_of_the_clients(linear):
+    made, _ = linear
+    settings = made.settings.to_dict()
+    settings["diagnostics"]["client_eval_every"] = 2
+    run = build(settings)
+    first, second = [row for _, row in run.rounds()]
+    assert not any(key.startswith("eval/client") for key in first)
+    (accuracy,) = run.simulator.client_accuracies(list(run.rounds())[-1][0])
+    assert second["eval/client_accuracy"] == pytest.approx(np.mean(accuracy))
+    assert second["eval/client_accuracy_sd"] == pytest.approx(np.std(accuracy))
+    assert second["eval/client_accuracy_worst"] == min(accuracy)  # of eight clients one
+
+
+def test_clients_without_test_examples_do_not_count():
+    found = evaluation.over_clients(np.array([0.5, np.nan, 1.0]))
+    assert found == {"eval/client_accuracy": 0.75, "eval/client_accuracy_sd": 0.25, "eval/client_accuracy_worst": 0.5}
+
+
+def test_what_cannot_be_is_one_line(linear):
+    made, state = linear
+    with pytest.raises(ValueError, match=r"^personalize: got a run without data.client_test_fraction"):
+        personalized(tiny.experiment("fedavg", network="linear", labels_at="clients"), state, 1)
+    with pytest.raises(ValueError, match=r"^diagnostics.client_eval_every: got 2 without examples to test clients on"):
+        tiny.experiment("fedavg", diagnostics__client_eval_every=2)
+    with pytest.raises(ValueError, match=r"client_test_fraction=0.001 is less than one example of any client"):
+        tiny.experiment("fedavg", data__client_test_fraction=0.001)
+    method = made.problem.method(None)
+    images = np.zeros((1, 8, 8, 1), np.uint8)
+    with pytest.raises(ValueError, match="clients do not send the network that it evaluates"):
+        personalization._moved(method, state.server, state.server.weights.params["Dense_0"], images)
+
+
+def test_evaluate_shows_and_stores_clients_own_models(tmp_path, fixmatch):
+    folder = str(tmp_path / "run")
+    succeeded(
+        fixmatch, f"--workdir={folder}", "--config.data.client_test_fraction=.2", "--config.diagnostics.client_eval_every=3"
+    )
+    assert [("eval/client_accuracy" in row) for row in rows(tmp_path / "run")] == [False, False, True] * 2
+    shown = succeeded(folder, "--personalize=1", "--save", fixmatch, program=evaluate).stdout
+    assert "personalized mean" in shown
+    assert "accuracies on clients' own test examples, after 1 epoch of their own" in shown
+    assert "--personalize: got -1, accepted" in refused(folder, "--personalize=-1", program=evaluate)
