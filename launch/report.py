@@ -1,6 +1,7 @@
-"""Compares runs: one HTML page that works without a network, figures (SVG, PNG) and tables (text, CSV, LaTeX) beside it.
+"""Compares runs: one HTML page that works without a network, figures (SVG, PDF, PNG) and tables (text, CSV, LaTeX) beside it.
 
     python -m launch.report DIR... [--by method] [--x rounds] [--target 0.9] [--interval] [--out report.html] [--json FILE]
+        [--labels fl2=Ours,...] [--title TEXT] [--width single]
 
 Every run in or below the folders is shown: finished, unfinished or diverged. Runs that differ in their seeds alone are a group,
 with mean and standard deviation, or with a confidence interval (`--interval`); `--by` puts runs together by keys instead. Two
@@ -18,6 +19,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import arguments, command
+
+WIDTHS = {"page": 0.0, "single": 3.4, "double": 7.0}  # inches
 
 if TYPE_CHECKING:  # what takes long to import is imported once the arguments are accepted
     from fedjax_ssl.report.sections import Source
@@ -41,8 +44,10 @@ def main(argv: Sequence[str]) -> int:
         found = reading.find(folders)
         sweeps, problems = cells.find(found.runs)
         places = {path: place for sweep in sweeps for path, place in sweep.places.items()}
-        grouped = groups.group(found.runs, [name.strip() for name in options.by.split(",") if name.strip()], places)
-        made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target, options.interval)
+        by = [name.strip() for name in options.by.split(",") if name.strip()]
+        grouped = groups.group(found.runs, by, places, _labels(options.labels))
+        choices = sections.Choices(options.interval, options.title, WIDTHS[options.width])
+        made_from = sections.source(grouped, sweeps, found.unreadable, problems, options.x, options.target, choices)
         if as_json is not None and not made_from.sweeps:
             raise ValueError(f"--json: got DIR without a {SWEEP}, accepted: folders of launch.sweep")
         results = cells.from_json(as_json) if as_json is not None and as_json.exists() else []
@@ -84,6 +89,14 @@ def _report(made_from: "Source", out: pathlib.Path, own: str) -> tuple[str, dict
     return page.render(sections.title(made_from), sections.lead(made_from), parts), files
 
 
+def _labels(text: str) -> dict[str, str]:
+    """A reader's own labels, from NAME=LABEL with commas between them; ValueError for other text."""
+    found = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    if bad := [part for part in text.split(",") if part and "=" not in part]:
+        raise ValueError(f"--labels: got {bad[0]!r}, accepted: NAME=LABEL, with commas between several, such as fl2=Ours")
+    return {name.strip(): label.strip() for name, label in found.items()}
+
+
 def _target(text: str) -> float:
     try:
         value = float(text) if text.isascii() else math.nan
@@ -103,10 +116,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--by", default="", help=by)
     parser.add_argument("--x", default="rounds", choices=AXES, help="what curves are drawn against (%(default)s)")
     parser.add_argument(
-        "--target", type=_target, help="a test accuracy in (0, 1]; default: 90 %% of the best group's last mean"
+        "--target",
+        type=_target,
+        help="a test accuracy in (0, 1], also a line in figures; default: 90 %% of the best group's last mean",
     )
     interval = "95 %% confidence intervals of means over runs (Student's t) in place of sample standard deviations"
     parser.add_argument("--interval", action="store_true", help=interval)
+    labels = "your own labels of methods or groups: NAME=LABEL, with commas between several"
+    parser.add_argument("--labels", default="", metavar="NAME=LABEL", help=labels)
+    parser.add_argument("--title", default="", help="the page's title, in place of what is compared")
+    width = "width of figures of curves: of a paper's single or double column (3.4 and 7 inches), or for the page"
+    parser.add_argument("--width", choices=list(WIDTHS), default="page", help=width)
     parser.add_argument(
         "--out", default="report.html", help="the page; NAME_files beside it has figures and tables (%(default)s)"
     )

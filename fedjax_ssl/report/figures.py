@@ -1,4 +1,4 @@
-"""Figures with matplotlib: SVG and PNG bytes that are the same for the same runs."""
+"""Figures with matplotlib: SVG, PDF and PNG bytes that are the same for the same runs."""
 
 import base64
 import io
@@ -25,10 +25,13 @@ LINES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
 HEAT = "Blues"
 """One hue, from light to dark, so that no color has to be told from another."""
 WIDTH = 4.8
+ROUND = (1, 2, 2.5, 5, 10)  # multiples of which ticks are
+FORMATS = ("svg", "png", "pdf")
+"""The forms of each figure; in PDF the font is embedded, as publishers ask for."""
 STYLE: dict[Any, Any] = {
     "font.family": FONT, "font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9, "axes.edgecolor": "#888888",
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e4e4e4", "grid.linewidth": 0.7,
-    "axes.axisbelow": True, "figure.facecolor": "white", "svg.fonttype": "path", "lines.linewidth": 1.7,
+    "axes.axisbelow": True, "figure.facecolor": "white", "svg.fonttype": "path", "pdf.fonttype": 42, "lines.linewidth": 1.7,
     "lines.markersize": 4.5, "text.parse_math": False,
 }  # fmt: skip
 
@@ -41,6 +44,7 @@ class Picture(NamedTuple):
     alt: str
     svg: bytes
     png: bytes
+    pdf: bytes
     caption: str = ""
 
     @property
@@ -66,26 +70,31 @@ def blank(width: float, height: float) -> Figure:
 
 def picture(figure: Figure, name: str, title: str, alt: str, caption: str = "") -> Picture:
     """The figure's files; ids in the SVG come from `name`, and no file has a date."""
-    streams = {"svg": io.BytesIO(), "png": io.BytesIO()}
+    streams = {kind: io.BytesIO() for kind in FORMATS}
     for text in figure.findobj(Text):
         text.set_text(drawable(text.get_text()))
     with rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(streams["svg"], format="svg", metadata={"Date": None})
         figure.savefig(streams["png"], format="png", dpi=200, metadata={"Software": None})
-    return Picture(name, title, alt, streams["svg"].getvalue(), streams["png"].getvalue(), caption)
+        figure.savefig(streams["pdf"], format="pdf", metadata={"CreationDate": None})
+    svg, png, pdf = (streams[kind].getvalue() for kind in FORMATS)
+    return Picture(name, title, alt, svg, png, pdf, caption)
 
 
 def curves(
     name: str, title: str, parts: Mapping[str, Sequence[Curve]], label: str, level: tuple[str, float] | None = None,
-    ticks: Sequence[float] = (),
+    ticks: Sequence[float] = (), width: float = 0,
 ) -> Picture:  # fmt: skip
     """Curves of a metric, or of several side by side, with one legend; `parts` has their names, the labels of the y-axes.
 
-    `label` is that of the x-axes; `level` (label, y) is a dotted line; `ticks` are those of x, where they are few.
+    `label` is that of the x-axes; `level` (label, y) is a dotted line; `ticks` are those of x, where they are few; `width` is
+    that of the figure in inches (0: the usual one).
     """
     columns = 2 if len(parts) == 4 else min(3, len(parts))
     rows = math.ceil(len(parts) / columns)
-    width, height = (WIDTH, 3.0) if len(parts) == 1 else (3.2 * columns, 2.6 * rows)
+    usual, height = (WIDTH, 3.0) if len(parts) == 1 else (3.2 * columns, 2.6 * rows)
+    height *= min(1.0, width / usual) ** 0.5 if width else 1.0
+    width = width or usual
     with rc_context(STYLE):
         figure = blank(width, height)
         grid = figure.subplots(rows, columns, squeeze=False).ravel()
@@ -117,8 +126,8 @@ def _draw(axes: Axes, line: Curve) -> None:
 def _whole_ticks(axes: Axes, xs: Sequence[Float[np.ndarray, " P"]]) -> None:
     """Puts no ticks between whole numbers where all x are whole, as rounds are."""
     whole = all((x == np.round(x)).all() for x in xs)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, min_n_ticks=1))  # 1, as a run of one round has one whole number
-    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, min_n_ticks=1, steps=ROUND))  # 1, as a run of one round has one whole number
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
 
 
 def _add_legend(figure: Figure, axes: Axes) -> None:

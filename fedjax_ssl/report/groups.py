@@ -12,6 +12,13 @@ from fedjax_ssl.runs.reading import Run
 from fedjax_ssl.runs.sweep import short
 
 METHOD, SEED, DATASET, DATA_FILE = "method.name", "seed", "data.name", "data.path"
+NAMES = {
+    "fl2": "(FL)²", "semifl": "SemiFL", "fedmatch": "FedMatch", "fedcon": "FedCon", "fedsiam_pi": "FedSiam-Pi",
+    "fedsiam_mt": "FedSiam-MT", "fedsiam_d": "FedSiam-D", "fedsem": "FedSem", "fedtrinet": "FedTriNet", "fedlabel": "FedLabel",
+    "feddure": "FedDure", "fixmatch": "FixMatch", "uda": "UDA", "fedavg": "FedAvg", "fedavg_pp": "FedAvg++",
+    "fedprox": "FedProx", "freematch_central": "FreeMatch (pooled)", "fixmatch_central": "FixMatch (pooled)",
+}  # fmt: skip
+"""The methods as their papers write them."""
 SHORT = {"method": METHOD, "dataset": DATASET, "model": "model.name"}
 """Short names of keys. The last part of a key is one, too, if no other key ends in it."""
 NOT_COMPARED = {SEED, "seeds", "vary", "values", "checkpoint_every", *ELSEWHERE} - {DATA_FILE}
@@ -66,7 +73,7 @@ class Grouped(NamedTuple):
 
 def slug(text: str) -> str:
     """A text as a part of a file's name or a link: letters, digits, points and hyphens."""
-    return re.sub(r"[^\w.]+", "-", text).strip("-")
+    return re.sub(r"[^\w.]+", "-", text.replace("²", "2")).strip("-")
 
 
 def full_key(name: str, runs: Sequence[Run]) -> str:
@@ -134,8 +141,17 @@ def with_data_named(runs: Sequence[Run]) -> list[Run]:
     return list(map(named, runs))
 
 
-def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.Path, Shown] | None = None) -> Grouped:
-    """Groups runs by keys; without any, runs of sweeps by their `places`, others by method and what else its runs differ in."""
+def group(
+    runs: Sequence[Run],
+    by: Sequence[str] = (),
+    places: Mapping[pathlib.Path, Shown] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Grouped:
+    """Groups runs by keys; without any, runs of sweeps by their `places`, others by method and what else its runs differ in.
+
+    `labels` are a reader's own, for a group's label or a method's name.
+    """
+    labels = labels or {}
     places = {} if by or places is None else places
     runs = with_data_named(runs)
     others = [run for run in runs if run.path not in places]
@@ -144,21 +160,36 @@ def group(runs: Sequence[Run], by: Sequence[str] = (), places: Mapping[pathlib.P
     members: dict[Shown, list[Run]] = {}
     for run in runs:
         members.setdefault(places.get(run.path) or _named(run, shown), []).append(run)
-    groups, notes, slugs = [], _across(runs), Counter[str]()
-    for place, own in members.items():
-        used, said = _used(place.label, own)
+    order = list(places.values())
+    ranked = sorted(members, key=lambda one: (order.index(one) if one in order else len(order), _order(one.label)))
+    groups, notes, slugs, taken = list[Group](), _across(runs), Counter[str](), {one.label for one in members}
+    words = {}
+    for place in members:
         word = slug(place.label)
         slugs[word.lower()] += 1  # FedAvg and FedAvg++ have the same word
+        words[place] = f"{word}-{n}" if (n := slugs[word.lower()]) > 1 else word
+    for raw in ranked:
+        own, place = members[raw], _relabeled(raw, labels, taken)
+        taken.add(place.label)
+        used, said = _used(place.label, own)
         notes += said
         if (by or len({run.dataset for run in own} - {""}) > 1) and (mixed := sorted(filter(is_compared, differing(own)))):
             notes.append(
                 f"{place.label} puts runs together that differ in {', '.join(mixed)}: its mean and sd are over these as well"
             )
-        groups.append(Group(place, tuple(own), used, f"{word}-{n}" if (n := slugs[word.lower()]) > 1 else word))
-    order = list(places.values())
-    groups.sort(key=lambda one: (order.index(one.place) if one.place in order else len(order), _order(one.label)))
-    words = ["method" if key == METHOD else short(key, shown) for key in shown]
-    return Grouped(tuple(groups), ", ".join(words) if others else "experiment", tuple(notes))
+        groups.append(Group(place, tuple(own), used, words[raw]))
+    heading = ", ".join("method" if key == METHOD else short(key, shown) for key in shown)
+    return Grouped(tuple(groups), heading if others else "experiment", tuple(notes))
+
+
+def _relabeled(place: Shown, labels: Mapping[str, str], taken: Iterable[str]) -> Shown:
+    """The place with a reader's own label, or methods' names in it as papers write them; unchanged where one is `taken`."""
+    names = {**NAMES, **labels}
+
+    def renamed(label: str) -> str:
+        return labels.get(label) or "".join(names.get(part, part) for part in re.split("(, |: )", label))
+
+    return place if (label := renamed(place.label)) in taken else place._replace(label=label, curve=renamed(place.curve))
 
 
 def _named(run: Run, keys: Sequence[str]) -> Shown:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ssl.files import replacing
 from fedjax_ssl.report import tables
-from fedjax_ssl.report.figures import Picture
+from fedjax_ssl.report.figures import FORMATS, Picture
 from fedjax_ssl.report.groups import slug
 from fedjax_ssl.report.tables import Table
 
@@ -142,7 +142,7 @@ def _code(code: Code) -> str:
 
 
 def files(sections: Sequence[Section]) -> dict[str, bytes]:
-    """Figures as SVG and PNG, and tables as text, CSV and LaTeX: name -> content."""
+    """Figures as SVG, PNG and PDF, and tables as text, CSV and LaTeX: name -> content."""
     items = [item for section in sections for item in section.items]
     found = pictures([item for item in items if isinstance(item, Picture)])
     for item in (item for item in items if isinstance(item, Table)):
@@ -152,8 +152,8 @@ def files(sections: Sequence[Section]) -> dict[str, bytes]:
 
 
 def pictures(drawn: Sequence[Picture]) -> dict[str, bytes]:
-    """Figures as SVG and PNG: name -> content."""
-    return {f"{one.name}.{suffix}": getattr(one, suffix) for one in drawn for suffix in ("svg", "png")}
+    """Figures as SVG, PNG and PDF: name -> content."""
+    return {f"{one.name}.{suffix}": getattr(one, suffix) for one in drawn for suffix in FORMATS}
 
 
 def folder_of(out: pathlib.Path) -> pathlib.Path:

@@ -11,7 +11,7 @@ from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.options import plural
 from fedjax_ssl.report import cells, extras, figures, results, statistics, tables
 from fedjax_ssl.report.figures import Curve, Picture
-from fedjax_ssl.report.groups import Group, Grouped, identity, slug
+from fedjax_ssl.report.groups import METHOD, NAMES, Group, Grouped, identity, slug
 from fedjax_ssl.report.page import Code, Item, Section, Words
 from fedjax_ssl.report.results import ACCURACY, Evaluations
 from fedjax_ssl.report.splits import split_pictures
@@ -51,6 +51,14 @@ SHOWN = 6
 """Of figures that a group has of its own, such as confusion matrices, the page has those of the first groups."""
 
 
+class Choices(NamedTuple):
+    """What a reader chooses of a report's form."""
+
+    interval: bool = False  # whether means have confidence intervals in place of standard deviations
+    title: str = ""  # of the page; empty: it says what is compared
+    width: float = 0  # of figures of curves, in inches; 0: the usual one
+
+
 class Source(NamedTuple):
     """What a report is made from: groups, their evaluations, and the reader's choices."""
 
@@ -61,7 +69,8 @@ class Source(NamedTuple):
     problems: tuple[str, ...]
     x: str
     target: float
-    interval: bool  # whether means have confidence intervals in place of standard deviations
+    is_drawn: bool  # whether figures have a line at the target
+    choices: Choices
 
 
 def source(
@@ -71,7 +80,7 @@ def source(
     problems: list[str],
     x: str,
     target: float | None,
-    interval: bool = False,
+    choices: Choices = Choices(),
 ) -> Source:
     """Reads the evaluations, adds to `problems`, and chooses the target where none is given."""
     evaluations: Evaluations = {}
@@ -87,7 +96,7 @@ def source(
     if x == "simulated" and not any("sim/seconds" in run.columns for group in grouped.groups for run in group.runs):
         problems.append("--x=simulated: no run has simulated seconds, which come with config.system.*")
     reached = results.default_target(grouped.groups) if target is None else target
-    return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached, interval)
+    return Source(grouped, evaluations, sweeps, tuple(unreadable), tuple(problems), x, reached, target is not None, choices)
 
 
 def curve(group: Group, style: int, key: str, kind: str, factor: float, *, interval: bool) -> Curve | None:
@@ -110,7 +119,7 @@ def drawn(made_from: Source, metrics: Metrics, kind: str) -> Iterator[tuple[str,
     for figure, groups in together.items():
         parts = {}
         for key, (_, factor) in metrics.items():
-            own = [curve(one, n, key, kind, factor, interval=made_from.interval) for n, one in enumerate(groups)]
+            own = [curve(one, n, key, kind, factor, interval=made_from.choices.interval) for n, one in enumerate(groups)]
             if lines := [one for one in own if one is not None]:
                 parts[key] = lines
         yield figure, parts
@@ -124,7 +133,8 @@ def curves(made_from: Source, metrics: Metrics, kind: str, level: tuple[str, flo
             words = metrics[key][0]
             title = _title(_against(words.removesuffix(", %"), kind), figure)
             name = _name(f"{key}_{kind}", figure)
-            pictures.append(figures.curves(name, title, {words: lines}, statistics.AXES[kind], level))
+            width = made_from.choices.width
+            pictures.append(figures.curves(name, title, {words: lines}, statistics.AXES[kind], level, width=width))
     return pictures
 
 
@@ -135,7 +145,8 @@ def panels(made_from: Source) -> list[Picture]:
         if len(parts) > 1:
             named = {metrics[key][0]: lines for key, lines in parts.items()}
             title = _title(_against("Pseudo-labels", made_from.x), figure)
-            pictures.append(figures.curves(_name("panel", figure), title, named, statistics.AXES[made_from.x]))
+            name, width = _name("panel", figure), made_from.choices.width
+            pictures.append(figures.curves(name, title, named, statistics.AXES[made_from.x], width=width))
     return pictures
 
 
@@ -165,7 +176,7 @@ def build(made_from: Source, commands: Sequence[Code]) -> list[Section]:
         Section("Runs", tuple(_runs(made_from))),
         Section("Commands", tuple(commands)),
     ]
-    if made_from.interval:
+    if made_from.choices.interval:
         found = [one._replace(items=tuple(map(_with_intervals, one.items))) for one in found]
     return [one for one in found if one.items and one.items != (Words(()),)]
 
@@ -175,10 +186,12 @@ def _with_intervals(item: Item) -> Item:
 
 
 def _results(made_from: Source) -> list[Item]:
-    grouped, interval = made_from.grouped, made_from.interval
+    grouped, interval = made_from.grouped, made_from.choices.interval
     shown = [table for one in made_from.sweeps for table in _tables(one, interval)]
     figures = [one for sweep in made_from.sweeps for one in _along(sweep, interval)]
-    items: list[Item | None] = [results.results(grouped, made_from.target), results.validated(grouped)]
+    accuracies = results.results(grouped, made_from.target)
+    accuracies = (accuracies.with_intervals() if interval else accuracies).marked((1, 2))
+    items: list[Item | None] = [accuracies, results.validated(grouped)]
     items.append(results.scores(grouped, made_from.evaluations))
     could_be_compared = sum(len(group.used) > 1 for group in grouped.groups) > 1
     items.append(results.comparisons(grouped) or (Words((NOT_COMPARED,)) if could_be_compared else None))
@@ -219,12 +232,14 @@ def _along(sweep: cells.Sweep, interval: bool) -> Iterator[Picture]:
 
 def _accuracy(made_from: Source) -> list[Item]:
     """Accuracy against the chosen axis, bytes, and simulated seconds where runs have them; other scores that logs have."""
-    level = None if np.isnan(made_from.target) else (f"target {100 * made_from.target:.1f} %", 100 * made_from.target)
+    level = (f"target {100 * made_from.target:.1f} %", 100 * made_from.target) if made_from.is_drawn else None
     kinds = dict.fromkeys((made_from.x, "bytes", "simulated"))
     pictures = [one for kind in kinds for one in curves(made_from, TEST, kind, level)]
     pictures += curves(made_from, SCORE_CURVES, made_from.x)
     band = (
-        "95 % confidence intervals of these by Student's t" if made_from.interval else "one standard deviation to either side"
+        "95 % confidence intervals of these by Student's t"
+        if made_from.choices.interval
+        else "one standard deviation to either side"
     )
     words = f"Lines are means over runs, bands {band}, in the rounds in which all of a group's runs have a value."
     if made_from.x != "rounds":
@@ -329,12 +344,15 @@ def commands(group: Group, folder: str, files: dict[str, bytes]) -> list[str]:
 
 
 def title(made_from: Source) -> str:
-    """What the report's only sweep is about, or the methods and datasets of its runs."""
+    """The title that was asked for; or what the report's only sweep is about, or the methods and datasets of its runs."""
+    if made_from.choices.title:
+        return made_from.choices.title
     if made_from.grouped.heading == "experiment" and len(made_from.sweeps) == 1 and (about := made_from.sweeps[0].about):
         return about
     names = []
-    for key, many in (("method.name", "methods"), ("data.name", "datasets")):
+    for key, many in ((METHOD, "methods"), ("data.name", "datasets")):
         values = list(dict.fromkeys(run.config[key] for group in made_from.grouped.groups for run in group.runs))
+        values = [NAMES.get(value, value) for value in values] if key == METHOD else values
         names.append(f"{len(values)} {many}" if len(values) > 4 else ", ".join(values))
     return " on ".join(names)
 

@@ -15,6 +15,10 @@ from fedjax_ssl.report import statistics
 DASH = "\N{EN DASH}"
 
 
+BEST, NEAR = "*", "†"
+MARKS = "Bold (* in text): the largest mean of its column; †: a mean within its ±."
+
+
 class Spread(NamedTuple):
     """A mean and a sample standard deviation over runs, shown with so many decimals.
 
@@ -28,6 +32,7 @@ class Spread(NamedTuple):
     number: int = 1
     missing: int = 0
     is_interval: bool = False
+    mark: str = ""  # BEST or NEAR, in a column whose cells are compared
 
     @property
     def half(self) -> float:
@@ -39,7 +44,8 @@ class Spread(NamedTuple):
             return DASH
         text = f"{self.mean:,.{self.digits}f}"
         text += "" if math.isnan(self.half) else f" ± {self.half:,.{self.digits}f}"
-        return text + (f" ({self.number} of {self.number + self.missing})" if self.missing else "")
+        text += f" ({self.number} of {self.number + self.missing})" if self.missing else ""
+        return text + f" {NEAR}" * (self.mark == NEAR)
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> Spread:
@@ -102,6 +108,23 @@ class Table(NamedTuple):
         shown = [cell for row in self.rows for cell in row if isinstance(cell, Spread) and not math.isnan(cell.half)]
         return " ".join(filter(None, [self.note, plus_minus(shown[0].is_interval) if shown else ""]))
 
+    def marked(self, columns: Sequence[int]) -> "Table":
+        """The table whose best means in some columns, and those within the best one's ±, are marked; few rows say nothing."""
+        rows = [list(row) for row in self.rows]
+        for column in columns:
+            cells = [row[column] for row in rows]
+            known = [cell for cell in cells if isinstance(cell, Spread) and not math.isnan(cell.mean)]
+            if len(known) < 2:
+                continue
+            best = max(known, key=lambda cell: cell.mean)
+            least = best.mean - (0.0 if math.isnan(best.half) else best.half)
+            for row, cell in zip(rows, cells, strict=True):
+                if isinstance(cell, Spread) and not math.isnan(cell.mean):
+                    is_best = cell.mean == best.mean
+                    row[column] = cell._replace(mark=BEST if is_best else NEAR if cell.mean >= least else "")
+        changed = self._replace(rows=tuple(map(tuple, rows)))
+        return changed._replace(note=f"{self.note} {MARKS}".strip()) if changed != self else self
+
     def with_intervals(self) -> "Table":
         """The table with confidence intervals in place of standard deviations."""
         rows = (tuple(c._replace(is_interval=True) if isinstance(c, Spread) else c for c in row) for row in self.rows)
@@ -116,7 +139,8 @@ class Table(NamedTuple):
 
 def text(table: Table) -> str:
     """Aligned columns."""
-    lines = aligned([table.header, *(tuple(map(_plain, row)) for row in table.rows)], table.is_number)
+    rows = (tuple(_plain(cell) + f" {BEST}" * _is_best(cell) for cell in row) for row in table.rows)
+    lines = aligned([table.header, *rows], table.is_number)
     return "\n".join([table.title, "", *lines, *([table.below] if table.below else [])]) + "\n"
 
 
@@ -155,13 +179,23 @@ def latex(table: Table) -> str:
         rf"\label{{tab:{table.name}}}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule",
         " & ".join(map(escaped, table.header)) + r" \\", r"\midrule",
     ]  # fmt: skip
-    lines += [" & ".join(escaped(_plain(cell)) for cell in row) + r" \\" for row in table.rows]
+    lines += [" & ".join(map(_latex_cell, row)) + r" \\" for row in table.rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
+def _latex_cell(cell: Cell) -> str:
+    shown = escaped(_plain(cell))
+    return rf"\textbf{{{shown}}}".replace(r"$\pm$", r"$\mathbf{\pm}$") if _is_best(cell) else shown
+
+
+def _is_best(cell: Cell) -> bool:
+    return isinstance(cell, Spread) and cell.mark == BEST
 
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", DASH: "--", "<": r"$<$", ">": r"$>$", "≥": r"$\geq$",
+    "²": r"$^2$", NEAR: r"$^\dagger$",
 }  # fmt: skip
 
 
@@ -195,6 +229,7 @@ def _class(table: Table, column: int) -> str:
 
 def _html_cell(cell: Cell, tag: str) -> str:
     shown = html.escape(_plain(cell))
+    shown = f"<strong>{shown}</strong>" if _is_best(cell) else shown
     if isinstance(cell, Link):
         shown = f'<a href="#{html.escape(cell.target)}">{shown}</a>'
     return f"<{tag}>{shown}</{tag.split()[0]}>"

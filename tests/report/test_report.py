@@ -71,15 +71,15 @@ def test_the_page_has_every_run_and_needs_nothing_from_elsewhere(folder, page):
 def test_the_tables_hold_what_the_logs_say(folder, page):
     with (page.parent / "report_files" / "results.csv").open() as file:
         rows = {row["method"]: row for row in csv.DictReader(file)}
-    for method, seeds in (("average", (0, 1)), ("fixmatch", (0,))):
-        logs = [(folder / method / str(seed) / "metrics.jsonl").read_text().splitlines() for seed in seeds]
+    for method, seeds in (("average", (0, 1)), ("FixMatch", (0,))):
+        logs = [(folder / method.lower() / str(seed) / "metrics.jsonl").read_text().splitlines() for seed in seeds]
         accuracies = [[100 * row["eval/accuracy"] for row in map(json.loads, log) if "eval/accuracy" in row] for log in logs]
         ends = [values[-1] for values in accuracies]
         assert float(rows[method]["last, %"]) == pytest.approx(np.mean(ends), rel=1e-4)
         assert float(rows[method]["last 5, %"]) == pytest.approx(np.mean([np.mean(v[-5:]) for v in accuracies]), rel=1e-4)
         spread = f"{np.std(ends, ddof=1):.6g}" if len(seeds) > 1 else ""
         assert rows[method]["last, %: sd"] == spread
-    assert (rows["average"]["runs"], rows["fixmatch"]["runs"]) == ("2 of 3", "1")
+    assert (rows["average"]["runs"], rows["FixMatch"]["runs"]) == ("2 of 3", "1")
 
 
 def test_figures_and_tables_lie_beside_the_page(page):
@@ -89,7 +89,7 @@ def test_figures_and_tables_lie_beside_the_page(page):
         "trace_threshold_fixmatch", "trace_class_thresholds_fixmatch", "split_1_labeled", "split_1_unlabeled",
     )  # fmt: skip
     tables = ("results", "costs", "runs", "per_class", "clients")
-    assert {f"{name}.{suffix}" for name in figures for suffix in ("svg", "png")} <= names
+    assert {f"{name}.{suffix}" for name in figures for suffix in ("svg", "png", "pdf")} <= names
     assert {f"{name}.{suffix}" for name in tables for suffix in ("txt", "csv", "tex")} <= names
 
 

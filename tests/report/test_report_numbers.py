@@ -204,3 +204,26 @@ def test_texts_that_the_font_lacks_are_numbers_or_as_python_writes_them_and_warn
     counts = preview.Preview(*(np.ones((2, 2), int)[0], *[np.ones((2, 2), int)] * 2, np.zeros(2, int), np.zeros(2), 0, ()))
     preview.heat_map(counts, tmp_path / "map.png", "$\u732b$: \u0642")
     assert (tmp_path / "map.png").stat().st_size > 10_000
+
+
+def test_the_best_mean_of_a_column_is_bold_and_those_within_its_spread_have_a_dagger():
+    rows = tuple((name, tables.spread(values, 1)) for name, values in {"a": [90, 92], "b": [89, 91], "c": [80, 81]}.items())
+    marked = tables.Table("t", "Accuracy", ("method", "%"), rows).marked((1,))
+    assert [cell.mark for _, cell in marked.rows] == ["*", "†", ""]  # 91 ± 1.4, 90 ± 1.4 and 80.5 ± 0.7
+    assert marked.note == tables.MARKS
+    assert r"a & \textbf{91.0 $\mathbf{\pm}$ 1.4} \\" in tables.latex(marked)
+    assert r"b & 90.0 $\pm$ 1.4 $^\dagger$ \\" in tables.latex(marked)
+    assert "91.0 ± 1.4 *" in tables.text(marked)
+    assert "<strong>91.0 ± 1.4</strong>" in tables.as_html(marked)
+    alone = tables.Table("t", "Accuracy", ("method", "%"), rows[:1])
+    assert alone.marked((1,)) == alone
+
+
+def test_figures_in_pdf_have_the_font_and_no_date():
+    made = [
+        figures.curves("a", "A", {"%": [figures.Curve("x", np.arange(3.0), np.arange(3.0), np.zeros(3), 0)]}, "round")
+        for _ in "ab"
+    ]
+    assert made[0].pdf == made[1].pdf
+    assert b"/FontFile2" in made[0].pdf
+    assert b"CreationDate" not in made[0].pdf

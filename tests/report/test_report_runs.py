@@ -27,15 +27,24 @@ def test_groups_are_methods_and_what_differs_within_one(tmp_path):
         strategy = "scan" if seed else "vmap"
         write(tmp_path / f"uda_{seed}", seed=seed, data__num_labels=40, execution__strategy=strategy, method__name="uda")
     made = grouped(tmp_path)
-    assert [group.label for group in made.groups] == ["fl2, num_labels=4", "fl2, num_labels=40", "uda, num_labels=40"]
+    assert [group.label for group in made.groups] == ["(FL)², num_labels=4", "(FL)², num_labels=40", "UDA, num_labels=40"]
     assert [len(group.used) for group in made.groups] == [2, 2, 2]
     assert made.notes == ()
     mixed = grouped(tmp_path, "method")
-    assert [(group.label, len(group.used)) for group in mixed.groups] == [("fl2", 4), ("uda", 2)]
-    assert mixed.notes == ("fl2 puts runs together that differ in data.num_labels: its mean and sd are over these as well",)
+    assert [(group.label, len(group.used)) for group in mixed.groups] == [("(FL)²", 4), ("UDA", 2)]
+    assert mixed.notes == ("(FL)² puts runs together that differ in data.num_labels: its mean and sd are over these as well",)
     assert [group.label for group in grouped(tmp_path, "num_labels").groups] == ["num_labels=4", "num_labels=40"]
     with pytest.raises(ValueError, match=r"^--by: got num_lables, accepted: a key .* \(did you mean .*num_labels\?\)$"):
         grouped(tmp_path, "num_lables")
+
+
+def test_methods_have_their_papers_names_or_a_readers_own_and_files_keep_theirs(tmp_path):
+    for name in ("fl2", "fedsiam_pi"):
+        write(tmp_path / name, method__name=name)
+    runs = reading.find([tmp_path]).runs
+    assert [(one.label, one.slug) for one in groups.group(runs).groups] == [("FedSiam-Pi", "fedsiam_pi"), ("(FL)²", "fl2")]
+    own = groups.group(runs, labels={"fl2": "Ours", "fedsiam_pi": "Ours"}).groups
+    assert [one.label for one in own] == ["Ours", "fl2"]  # two groups never have one label
 
 
 def test_groups_whose_labels_have_the_same_letters_have_names_of_their_own(tmp_path):
@@ -56,7 +65,7 @@ def test_where_data_lie_and_metrics_go_makes_no_group_and_another_file_does(tmp_
     for seed, place in enumerate(("here", "there")):
         write(tmp_path / f"{seed}", seed=seed, data__path=f"/{place}/own.npz", client__on_nonfinite=place, log_to=place)
     made = grouped(tmp_path)
-    assert [(group.label, len(group.used)) for group in made.groups] == [("fl2", 2)]
+    assert [(group.label, len(group.used)) for group in made.groups] == [("(FL)²", 2)]
     assert made.notes == ("The runs have different data files: /here/own.npz, /there/own.npz",)
     write(tmp_path / "other", data__path="/here/other.npz")
     assert len(grouped(tmp_path).groups) == 2
@@ -81,7 +90,7 @@ def test_runs_are_grouped_by_the_digests_of_their_data_and_labels_tell_them_apar
     assert [one.label for one in grouped(tmp_path).groups] == ["path=data", "path=other"]
     for seed in range(3):
         write_json(tmp_path / f"{seed}" / "run.json", {"dataset": "c" * 32})
-    assert [(one.label, len(one.used)) for one in grouped(tmp_path).groups] == [("fl2", 3)]
+    assert [(one.label, len(one.used)) for one in grouped(tmp_path).groups] == [("(FL)²", 3)]
 
 
 def test_a_sweeps_cell_has_no_mean_over_two_datasets(tmp_path):
@@ -110,11 +119,11 @@ def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
     write(tmp_path / "b")
     write(tmp_path / "c", data__name="mnist", method__name="uda")
     made = grouped(tmp_path)
-    assert [(group.label, len(group.used)) for group in made.groups] == [("fl2", 1), ("uda", 1)]
+    assert [(group.label, len(group.used)) for group in made.groups] == [("(FL)²", 1), ("UDA", 1)]
     top = tmp_path.name
     assert made.notes == (
         "The runs have different datasets: digits, mnist",
-        f"{top}/b is fl2 with seed 0 as {top}/a is: used once",
+        f"{top}/b is (FL)² with seed 0 as {top}/a is: used once",
     )
     write_json(tmp_path / "b" / "run.json", {"data": "of other images"})
     assert len(grouped(tmp_path).groups[0].used) == 2
@@ -126,7 +135,7 @@ def test_numbers_of_unfinished_runs_are_those_of_the_rounds_that_all_have(tmp_pa
     made = grouped(tmp_path, "method")
     (group,) = made.groups
     assert [results.accuracy(run) for run in group.used] == [10.0, 10.0, 10.0]
-    assert made.notes == ("fl2: no run is finished; its numbers are those up to round 1, which all have",)
+    assert made.notes == ("(FL)²: no run is finished; its numbers are those up to round 1, which all have",)
     assert [run.rounds_done for run in group.runs] == [1, 2, 2]
     assert all(map(group.uses, group.runs))
 
@@ -207,13 +216,15 @@ def test_a_result_has_pseudo_labels_and_the_servers_loss_at_each_evaluation_and_
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
     [
-        (["fl2", "+ SACR"], [""], [("fl2", "", "fl2"), ("+ SACR", "", "+ SACR")]),
+        (["fl2", "+ SACR"], [""], [("(FL)²", "", "(FL)²"), ("+ SACR", "", "+ SACR")]),
         (["fl2"], ["iid", "dir"], [("iid", "", "iid"), ("dir", "", "dir")]),
         (["fl2", "uda"], ["iid", "dir"], [
-            ("fl2, iid", "iid", "fl2"), ("fl2, dir", "dir", "fl2"), ("uda, iid", "iid", "uda"), ("uda, dir", "dir", "uda"),
+            ("(FL)², iid", "iid", "(FL)²"), ("(FL)², dir", "dir", "(FL)²"), ("UDA, iid", "iid", "UDA"),
+            ("UDA, dir", "dir", "UDA"),
         ]),
         (["iid", "dir"], ["fl2", "uda"], [  # a row's methods are compared in one figure
-            ("iid, fl2", "iid", "fl2"), ("iid, uda", "iid", "uda"), ("dir, fl2", "dir", "fl2"), ("dir, uda", "dir", "uda"),
+            ("iid, (FL)²", "iid", "(FL)²"), ("iid, UDA", "iid", "UDA"), ("dir, (FL)²", "dir", "(FL)²"),
+            ("dir, UDA", "dir", "UDA"),
         ]),
     ],
 )  # fmt: skip
@@ -234,7 +245,8 @@ def test_a_sweeps_groups_have_the_names_of_its_rows_in_its_order(tmp_path, rows,
     assert groups.group(found, ["method"], sweep.places).heading == "method"
     write(tmp_path / "other" / "0")  # beside it a sweep's groups have its name
     (sweep,), _ = cells.find(reading.find([tmp_path]).runs)
-    assert {place.label for place in sweep.places.values()} == {f"s: {label}" for label, _, _ in expected}
+    raw = {label.replace("(FL)²", "fl2").replace("UDA", "uda") for label, _, _ in expected}
+    assert {place.label for place in sweep.places.values()} == {f"s: {label}" for label in raw}
 
 
 @pytest.mark.parametrize(
@@ -270,7 +282,7 @@ def test_a_sweep_has_its_accuracies_rows_by_columns_and_a_figure_against_columns
         found = reading.find([tmp_path]).runs
         sweeps, problems = cells.find(found)
         made = groups.group(found, (), sweeps[0].places)
-        made_from = sections.source(made, sweeps, (), problems, "rounds", None, interval)
+        made_from = sections.source(made, sweeps, (), problems, "rounds", None, sections.Choices(interval))
         return sections.build(made_from, ())[0].items
 
     def pictures(x):

@@ -30,7 +30,7 @@ def test_other_scores_are_those_of_the_logs_or_of_evaluations_and_a_column_that_
     found, made_from = scores()
     assert (found.header, [*map(str, found.rows[0])]) == (
         ("method", "macro F1, %", "calibration error, %"),
-        ["fl2", "55.0 ± 7.1", "25.0 ± 0.0"],
+        ["(FL)²", "55.0 ± 7.1", "25.0 ± 0.0"],
     )
     assert str(found.rows[1][1]) == DASH
     assert [one.name for one in sections.build(made_from, ())[1].items[2:]] == ["eval_macro_f1_rounds", "eval_ece_rounds"]
@@ -38,7 +38,7 @@ def test_other_scores_are_those_of_the_logs_or_of_evaluations_and_a_column_that_
     found, _ = scores()
     assert found.header == ("method", "macro F1, %", "calibration error, %")
     assert str(found.rows[1][1]) == "90.0 (1 of 2)"
-    assert r"uda & 90.0 (1 of 2) & -- \\" in latex(found)
+    assert r"UDA & 90.0 (1 of 2) & -- \\" in latex(found)
     for seed in (0, 1):
         (tmp_path / f"fl2{seed}" / "metrics.jsonl").unlink()
         write(tmp_path / f"{seed}", seed=seed)
@@ -63,7 +63,7 @@ def test_groups_are_compared_over_runs_of_the_same_seed_and_split_alone(tmp_path
     differences = np.array([30.0, 20, 45])
     half = 4.302653 * differences.std(ddof=1) / 3**0.5
     first, second, pairs, difference, interval, p = table.rows[0]
-    assert (len(table.rows), str(first), str(second), pairs, difference) == (1, "fl2", "uda", 3, "+31.67")
+    assert (len(table.rows), str(first), str(second), pairs, difference) == (1, "(FL)²", "UDA", 3, "+31.67")
     assert interval == f"[{31.6667 - half:.2f}, {31.6667 + half:.2f}]"
     t = differences.mean() / (differences.std(ddof=1) / 3**0.5)
     assert (table.header[-1], p) == ("p, paired t test", f"{1 - t / (t**2 + 2) ** 0.5:.2g}")
@@ -83,7 +83,7 @@ def test_of_many_groups_each_is_compared_with_the_best_that_shares_runs_and_six_
         tmp_path, splits | {"fedprox": "xyz", "fedsiam_mt": "xyz"}, **accuracies, fedprox=[0.9] * 3, fedsiam_mt=[0.95] * 3
     )
     table = results.comparisons(grouped(tmp_path))
-    assert [str(row[0]) for row in table.rows] == ["fedsiam_mt", *["feddure"] * 8]
+    assert [str(row[0]) for row in table.rows] == ["FedSiam-MT", *["FedDure"] * 8]
     assert (table.header[-1], str(table.rows[0][-1]), float(table.rows[1][-1]) < 0.1) == ("p, Wilcoxon", DASH, True)
     assert "not corrected for the number of comparisons, 9." in table.note
     assert "with the best one" in table.note
@@ -96,7 +96,7 @@ def test_of_many_groups_each_is_compared_with_the_best_that_shares_runs_and_six_
 def test_with_intervals_a_page_has_them_in_all_tables_and_curves_and_says_so(tmp_path):
     write_pairs(tmp_path, {"fl2": "ab", "uda": "ax"}, fl2=(0.8, 0.7), uda=(0.5, 0.5))
     for interval, factor, words in ((False, 1, "standard deviation"), (True, 12.706205 / 2**0.5, "95 % confidence interval")):
-        made_from = sections.source(grouped(tmp_path), [], (), [], "rounds", None, interval)
+        made_from = sections.source(grouped(tmp_path), [], (), [], "rounds", None, sections.Choices(interval))
         results, curves, *_ = (section.items for section in sections.build(made_from, ()))
         assert str(results[0].rows[0][1]) == f"75.0 ± {factor * 50**0.5:.1f}"
         assert words in results[0].below
