@@ -105,6 +105,7 @@ class Plan(NamedTuple):
     conv: str = "xla"
     has_batch_norm: bool = True
     start: Mapping[str, np.ndarray] = MappingProxyType({})  # the weights that do not start at random, by their names
+    fixed: Mapping[str, np.ndarray] = MappingProxyType({})  # the parameters that are not trained, by their names
 
     def task(self) -> Task:
         """The network and its views."""
@@ -118,7 +119,7 @@ class Plan(NamedTuple):
         with naming("model"):
             model = models.build(given.name, num_classes=num_classes, conv=self.conv, dtype=dtype, **own_options(given))
             return Task(
-                model=start_weights.started(model, self.start) if self.start else model,
+                model=start_weights.started(model, self.start, self.fixed) if self.start else model,
                 views=self.views,
                 num_classes=num_classes,
                 labels_at=("server", "clients") if revealed and at == "server" else (at,),
@@ -147,7 +148,7 @@ class Plan(NamedTuple):
         plain = self.views.plain
         views = Views(plain, *[lambda _, images: plain(images)] * 3)
         settings = self.settings.model_copy(update={"model": model})
-        return self._replace(settings=settings, views=views, conv="xla", has_batch_norm=has_norm, start={})
+        return self._replace(settings=settings, views=views, conv="xla", has_batch_norm=has_norm, start={}, fixed={})
 
     def weights(self) -> Weights:
         """The shapes of the network's weights."""
@@ -159,10 +160,15 @@ class Plan(NamedTuple):
         """The plan with the weights of `start`, or those that `model.init` names."""
         given = self.settings.model
         if not (given.init or start):
+            if given.trainable:
+                accepted = "with model.init, which has the parameters that are not trained"
+                raise ValueError(f"model.trainable: got {given.trainable} with random weights, accepted: {accepted}")
             return self
+        weights = self.weights()
         with naming("model.init"):
             arrays = export.named_arrays(*start) if start else start_weights.read(given.init, given.name, own_options(given))
-            return self._replace(start=start_weights.matched(arrays, self.weights(), given.init or "start"))
+            plan = self._replace(start=start_weights.matched(arrays, weights, given.init or "start"))
+        return plan._replace(fixed=start_weights.fixed(given.trainable, plan.start, weights)) if given.trainable else plan
 
     def of(self, settings: Settings) -> Self:
         """The plan of another run on the same dataset, whose seed or one of whose numbers differs."""
@@ -266,7 +272,7 @@ def assembled(
     task = plan.task()
     problem = _problem(drawn, data, lambda number: plan.varied(config.vary, number).method(task))
     params = plan.weights().params
-    num_params = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    num_params = sum(math.prod(leaf.shape) for leaf in [*jax.tree.leaves(params), *plan.fixed.values()])
     sizes.check_states(plan.settings, problem.first_method, problem.spec, num_params, len(runs))
     unread = unread_by(plan.settings, facts(plan.settings, method, has_batch_norm=plan.has_batch_norm))
     if config.vary in unread:
@@ -278,6 +284,7 @@ def assembled(
         *(runs, problem, layout, num_params, plan.views, plan.stored_shape, plan.dataset.classes, plan.dataset),
         tiny_method=lambda number: plan.varied(config.vary, number).with_tiny_network().method(),
         unread=unread,
+        fixed=plan.fixed,
         start_digest=digest(plan.start).hexdigest() if plan.start else "",
     )
     if problem.numbers is not None:

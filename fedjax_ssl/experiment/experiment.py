@@ -55,6 +55,7 @@ class Experiment:
     dataset: Dataset  # the examples that `problem` divides among server and clients
     tiny_method: Callable[[Number | None], Method]
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys that no part reads, and what would read them
+    fixed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # parameters that are not trained, by their names
     start_digest: str = ""  # a digest of the weights that it starts from; empty: they are random
     lacking: str = ""  # why its rounds cannot run, such as clients' files that are gone; empty: they can
 

@@ -44,7 +44,7 @@ def named_arrays(experiment: Experiment, state: RunState) -> dict[str, np.ndarra
     if len(found) != 1:
         got = f"got method.name={experiment.settings.method.name}, whose predict evaluates {len(found)} networks"
         raise ValueError(f"save_model: {got} by its task, accepted: methods that evaluate one")
-    return {name: np.ascontiguousarray(x) for name, x in named(found[0]).items()}
+    return {name: np.ascontiguousarray(x) for name, x in sorted({**experiment.fixed, **named(found[0])}.items())}
 
 
 def metadata(experiment: Experiment) -> dict[str, Any]:

@@ -141,6 +141,13 @@ class ModelSettings(Options):
         "commands, of a run's folder. The first and the last layer begin at random where their sizes differ. Empty begins at "
         "random everywhere.",
     )
+    trainable: str = Field(
+        default="",
+        description="Which parameters the run trains: those in whose path, such as `Block_3/Conv_0/kernel`, this regular "
+        "expression is found, such as `Dense` for the classifier or `Dense|BatchNorm`. The others stay as `model.init` has "
+        "them: they are in no gradient, message, optimizer or client's state. Empty trains all. For clients or server alone, "
+        "an optimizer's `layers` has factors of 0.",
+    )
     norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
         default="static",
         description="Which statistics batch normalization evaluates with: `static` ones, which the server collects anew after "

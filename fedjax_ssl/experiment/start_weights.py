@@ -2,8 +2,10 @@
 
 import logging
 import pathlib
+import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import jax
@@ -14,6 +16,7 @@ from fedjax_ssl.arrays import Key, PyTree
 from fedjax_ssl.experiment.export import METADATA, named
 from fedjax_ssl.local.task import Weights
 from fedjax_ssl.models import ModelFns
+from fedjax_ssl.models.network import Apply
 from fedjax_ssl.models.torch_names import from_torch
 from fedjax_ssl.options import one_line
 
@@ -89,13 +92,61 @@ def layer_of(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def started(model: ModelFns, arrays: Arrays) -> ModelFns:
-    """The network whose fresh weights are the arrays where there are some, and random elsewhere."""
-    init: Callable[[Key, tuple[int, ...]], tuple[PyTree, PyTree]] = model.init
+def fixed(trainable: str, arrays: Arrays, weights: Weights) -> Arrays:
+    """The parameters among the arrays that are not trained: those in whose path the pattern is not found.
 
-    def start(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
-        weights = Weights(*init(key, image_shape))
+    ValueError for a pattern that no parameter has, or that leaves out a parameter which begins at random.
+    """
+    names = list(named(weights._replace(stats=())))
+    try:
+        trained = {name for name in names if re.search(trainable, name)}
+    except (re.error, RecursionError):
+        trained = set()
+    if not trained:
+        layers = ", ".join(dict.fromkeys(name.partition("/")[0] for name in names))
+        accepted = f"a regular expression in the path of a parameter, such as {names[0]}, of the layers {layers}"
+        raise ValueError(one_line(f"model.trainable: got {trainable}, which no parameter has, accepted: {accepted}"))
+    if random := [name for name in names if name not in trained and name not in arrays]:
+        accepted = "a pattern that trains it, as it begins at random"
+        raise ValueError(f"model.trainable: got {trainable}, which leaves out {random[0]}, accepted: {accepted}")
+    return {name: arrays[name] for name in names if name not in trained}
+
+
+def started(model: ModelFns, arrays: Arrays, fixed: Arrays = MappingProxyType({})) -> ModelFns:
+    """The network whose fresh weights are the arrays where there are some, and random elsewhere.
+
+    Its parameters are without the `fixed` ones, which it has for itself.
+    """
+
+    def init(key: Key, image_shape: tuple[int, ...]) -> tuple[PyTree, PyTree]:
+        weights = Weights(*model.init(key, image_shape))
         given = [jnp.asarray(arrays[name]) if name in arrays else x for name, x in named(weights).items()]
-        return tuple(jax.tree.unflatten(jax.tree.structure(weights), given))
+        params, stats = jax.tree.unflatten(jax.tree.structure(weights), given)
+        return _without(params, fixed), stats
 
-    return model._replace(init=start)
+    def whole(function: Apply) -> Apply:
+        def apply(params: PyTree, *rest: Any, **options: Any) -> tuple[Any, PyTree]:
+            return function(_with(params, fixed), *rest, **options)
+
+        return apply
+
+    if not fixed:
+        return model._replace(init=init)
+    return model._replace(init=init, apply=whole(model.apply), features=whole(model.features))
+
+
+def _without(params: PyTree, names: Iterable[str], prefix: str = "") -> PyTree:
+    """Nested dicts without the leaves of these paths, and without dicts that are left empty."""
+    if not isinstance(params, Mapping):
+        return params
+    rest = {key: _without(own, names, f"{prefix}{key}/") for key, own in params.items() if f"{prefix}{key}" not in names}
+    return {key: own for key, own in rest.items() if not isinstance(own, Mapping) or own}
+
+
+def _with(params: PyTree, arrays: Arrays) -> PyTree:
+    """Nested dicts with arrays at their paths."""
+    found = dict(params)
+    for name, array in arrays.items():
+        first, _, rest = name.partition("/")
+        found[first] = _with(found.get(first, {}), {rest: array}) if rest else jnp.asarray(array)
+    return found

@@ -126,7 +126,9 @@ def _draw(axes: Axes, line: Curve) -> None:
 def _whole_ticks(axes: Axes, xs: Sequence[Float[np.ndarray, " P"]]) -> None:
     """Puts no ticks between whole numbers where all x are whole, as rounds are."""
     whole = all((x == np.round(x)).all() for x in xs)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole, min_n_ticks=1, steps=ROUND))  # 1, as a run of one round has one whole number
+    axes.xaxis.set_major_locator(
+        MaxNLocator(6, integer=whole, min_n_ticks=1, steps=ROUND)
+    )  # 1, as a run of one round has one whole number
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=ROUND))
 
 

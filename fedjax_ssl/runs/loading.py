@@ -61,9 +61,11 @@ def load(
         settings = settings.model_copy(update={"execution": any_device})
     lacking = _unreadable(settings)
     system = SystemSettings() if lacking else settings.system
-    used = settings.model_copy(update={"system": system, "model": settings.model.model_copy(update={"init": ""})})
+    used = settings.model_copy(update={"system": system})
+    if not settings.model.trainable:  # else what is not trained is in no checkpoint
+        used = used.model_copy(update={"model": settings.model.model_copy(update={"init": ""})})
     try:
-        experiment = build(used, dataset, layout=layout, widths=noted.get("widths"))
+        experiment = build(used, dataset, layout=layout, widths=noted.get("widths"), start=start_of(used))
     except FileNotFoundError as error:
         have_moved = "for data that have moved, give path or data_dir (launch.evaluate --path=PATH or --data_dir=DIR)"
         raise FileNotFoundError(f"{error}; {have_moved}") from None
@@ -72,6 +74,9 @@ def load(
             accepted = "the data that it began with (load's dataset, data_dir or path)"
             raise ValueError(f"data: got other examples, or another split, than the run in {folder} has, accepted: {accepted}")
         lacking = lacking or f"system: got other devices of clients than the run in {folder} has, accepted: its own files"
+    if settings.model.trainable and noted.get("start") != experiment.start_digest:
+        got = f"got other weights than the run in {folder} began with"
+        raise ValueError(f"model.init: {got}, accepted: the same, as the checkpoint lacks what is not trained")
     (run,) = experiment.runs
     run = run._replace(settings=run.settings.model_copy(update={"system": settings.system, "model": settings.model}))
     experiment = dataclasses.replace(experiment, runs=(run,), lacking=lacking)
@@ -79,6 +84,12 @@ def load(
     program = changes.program(experiment)
     changes.warn({folder: changes.changed(folder / RUN, settings, program)}, changes.LOADED)
     return experiment, state
+
+
+def start_of(settings: Settings) -> tuple[Experiment, RunState] | None:
+    """The run whose weights a run starts from, where `model.init` is its folder."""
+    init = pathlib.Path(os.path.expanduser(settings.model.init))
+    return load(init) if settings.model.init and init.is_dir() else None
 
 
 def _state(folder: pathlib.Path, experiment: Experiment, which: str) -> RunState:

@@ -43,8 +43,7 @@ def opened(
     begun, reads = layout and Layout(*layout), not dry_run
 
     def built() -> Experiment:
-        init = pathlib.Path(os.path.expanduser(settings.model.init))
-        start = loading.load(init) if settings.model.init and init.is_dir() else None
+        start = loading.start_of(settings)
         return build.build(settings, layout=begun, widths=widths, reads=reads, start=start)
 
     experiment = hosts.together(built)

@@ -9,8 +9,9 @@ import pytest
 
 from fedjax_ssl import build, models
 from fedjax_ssl.experiment import start_weights
-from fedjax_ssl.experiment.export import named
+from fedjax_ssl.experiment.export import named, named_arrays
 from fedjax_ssl.local.task import Weights
+from fedjax_ssl.runs.loading import load
 from tests import engine, tiny
 from tests.commands import refused, succeeded
 from tests.models import torch_networks
@@ -157,3 +158,69 @@ def test_a_command_starts_from_a_runs_folder_and_does_not_go_on_from_other_weigh
     succeeded(fixmatch, f"--workdir={first}")  # which changes its newest state
     line = refused(fixmatch, f"--workdir={third}", f"--config.model.init={first}")
     assert "its run started from other weights than model.init has" in line
+
+
+def test_only_the_trainable_parameters_are_trained_sent_and_kept(trained):
+    folder, whole, _ = trained
+    made = experiment(model__init=str(folder / "model.npz"), model__trainable="Dense_1", rounds=2)
+    (_, row), (last, _) = ((engine.copied(now), row) for now, row in made.rounds())
+    before, after = np.load(folder / "model.npz"), named_arrays(made, last)
+    for name in ("Dense_0/kernel", "Dense_0/bias", "Dense_1/kernel", "Dense_1/bias"):
+        assert np.array_equal(before[name], after[name]) == name.startswith("Dense_0")
+    assert row["comm/bytes_up"] == 4 * (32 * 10 + 10) * row["client/participants"]
+    assert list(last.server.weights.params) == ["Dense_1"]
+    assert made.num_params == whole.num_params
+    images = made.problem.test.images[:20]
+    hidden = np.maximum(features(made, images) @ after["Dense_0/kernel"] + after["Dense_0/bias"], 0)
+    np.testing.assert_allclose(made.predict(last, images), hidden @ after["Dense_1/kernel"] + after["Dense_1/bias"], rtol=1e-4)
+
+
+def features(made, images):
+    return np.asarray(made.views.plain(images)).reshape(len(images), -1)
+
+
+def test_no_gradient_is_computed_for_parameters_that_are_not_trained():
+    model = models.build("cnn", num_classes=10, width=16)
+    params, stats = model.init(jax.random.key(0), (16, 16, 1))
+    arrays = {name: np.asarray(x) for name, x in named(Weights(params, ())).items()}
+    head = start_weights.started(model, arrays, {name: x for name, x in arrays.items() if "Dense" not in name})
+
+    def flops(own, params):
+        def loss(params, images):
+            return jnp.sum(own.apply(params, stats, images)[0] ** 2)
+
+        compiled = jax.jit(jax.grad(loss)).lower(params, jnp.ones((8, 16, 16, 1))).compile()
+        return compiled.cost_analysis()["flops"]
+
+    forward = jax.jit(lambda images: model.apply(params, stats, images)[0]).lower(jnp.ones((8, 16, 16, 1))).compile()
+    assert flops(head, head.init(jax.random.key(0), (16, 16, 1))[0]) < 1.2 * forward.cost_analysis()["flops"]
+    assert flops(model, params) > 2 * forward.cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"model__trainable": "Dense_1"}, "got Dense_1 with random weights, accepted: with model.init"),
+        ({"model__trainable": "Conv", "model__init": "model.npz"}, "got Conv, which no parameter has, accepted: a regular"),
+        ({"model__trainable": "(", "model__init": "model.npz"}, r"got \(, which no parameter has"),
+    ],
+)
+def test_a_pattern_that_trains_nothing_is_one_line(trained, monkeypatch, options, line):
+    monkeypatch.chdir(trained[0])
+    with pytest.raises(ValueError, match=rf"^model\.trainable: {line}"):
+        experiment(**options)
+
+
+def test_a_run_that_trains_the_head_alone_is_loaded_with_the_weights_that_it_began_with(tmp_path, trained, fixmatch):
+    folder, second = tmp_path / "first", tmp_path / "second"
+    succeeded(fixmatch, f"--workdir={folder}", "--config.rounds=2")
+    made, state = load(folder)
+    made.save_model(tmp_path / "start.npz", state)
+    trainable = ("--config.model.trainable=bias", f"--config.model.init={tmp_path / 'start.npz'}", "--config.rounds=2")
+    succeeded(fixmatch, f"--workdir={second}", *trainable)
+    loaded, last = load(second)
+    assert np.array_equal(named_arrays(loaded, last)["Dense_0/kernel"], named_arrays(made, state)["Dense_0/kernel"])
+    changed = dict(np.load(tmp_path / "start.npz"))
+    np.savez(tmp_path / "start.npz", **changed | {"Dense_0/kernel": 2 * changed["Dense_0/kernel"]})
+    with pytest.raises(ValueError, match=r"^model\.init: got other weights than the run in "):
+        load(second)
