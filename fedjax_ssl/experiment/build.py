@@ -298,9 +298,9 @@ def _problem(drawn: Drawn, data: Sequence[FederatedData], method: Callable[[Numb
     is_traced = bool(config.vary) and not config.vary.startswith("data.")  # programs do not read a split's numbers
     requires = method(None).requires
     system = system_of(config) if requires.clients else None
-    spec = plans[0].spec
-    if not (requires.clients or requires.next_cohort):  # `cohort_size` is not read
-        spec = spec._replace(cohort_size=1)
+    spec = plans[0].spec._replace(client_rows=data[0].unlabeled.index.shape[1])
+    if not (requires.clients or requires.next_cohort):  # then the program does not depend on how many clients there are
+        spec = spec._replace(num_clients=1, cohort_size=1, client_rows=1)
     tables: list[dict[str, PyTree]] = [dict(tables_of(own)) for own in data]
     if system is not None:
         for own, run in zip(tables, runs, strict=True):
@@ -312,7 +312,7 @@ def _problem(drawn: Drawn, data: Sequence[FederatedData], method: Callable[[Numb
         tables=tuple(tables),
         seeds=tuple(run.settings.seed for run in runs),
         numbers=tuple(run.number for run in runs if run.number is not None) if is_traced else None,
-        spec=spec._replace(client_rows=data[0].unlabeled.index.shape[1]),
+        spec=spec,
         rounds=config.rounds if requires.rounds else None,
         on_host=config.execution.data != "device",
         on_disk=config.execution.data == "disk",

@@ -53,10 +53,11 @@ def of_one(problem: Problem, state: RunState, client: int) -> tuple[RunState, In
 
     Where client states are on the host the state has only that client's; else it has all, as they are on the device anyway.
     """
-    spec, data = problem.spec, problem.data
-    if not isinstance(client, int | np.integer) or not 0 <= client < spec.num_clients:
-        raise ValueError(f"client: got {client!r}, accepted: a number from 0 to {spec.num_clients - 1}")
-    ids = ((int(client) + np.arange(spec.cohort_size)) % spec.num_clients).astype(np.int32)
+    data = problem.data
+    number = len(data.unlabeled.count)
+    if not isinstance(client, int | np.integer) or not 0 <= client < number:
+        raise ValueError(f"client: got {client!r}, accepted: a number from 0 to {number - 1}")
+    ids = ((int(client) + np.arange(problem.spec.cohort_size)) % number).astype(np.int32)
     one = Cohort(ids[:1], np.asarray(state.round), problem.rounds)
     of_client = gather_images(data, one, one, capacity(data, 1, reads_next=False), reads_next=False)
     if problem.on_host:

@@ -103,8 +103,9 @@ def test_the_loss_of_fl2_reads_what_it_declares():
 @pytest.mark.parametrize("method", tiny.WITHOUT_CLIENTS)
 def test_a_method_without_clients_has_the_same_programs_whatever_the_cohort(method):
     tree = tiny.config(method, network="linear")
-    assert disagreements(tree, only="cohort_size|client.(epochs|batch_size)") == []
-    assert len({digest(with_value(tree, "cohort_size", size)) for size in (3, 5)}) == 1
+    assert disagreements(tree, only=r"cohort_size|client\.(epochs|batch_size)|data\.num_clients") == []
+    for key in ("cohort_size", "data.num_clients"):
+        assert len({digest(with_value(tree, key, size)) for size in (5, 7)}) == 1
 
 
 def test_a_strong_view_reads_the_weak_one_that_it_follows():
