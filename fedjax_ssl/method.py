@@ -6,6 +6,7 @@ The axis letters are those of `fedjax_ssl.arrays`.
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -129,6 +130,9 @@ class Method(NamedTuple):
         prepare: (server, ServerData, key) -> (server, metrics): the server's work before round 1; its metrics are logged with
             those of round 1. By default there is none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
+        predict_client: name -> (server, client_state, images, mask) -> logits, as in `predict`, of one client's own model,
+            which its state holds; `launch.evaluate --clients` evaluates it on the client's own test examples. By default there
+            is none.
         parameters: a function from an update to the part of it that changes parameters, without batch-norm statistics, counts
             and whatever else a client sends. `client/update_norm` and `client/cosine` are computed from this part. By default
             `parameters_of`.
@@ -143,3 +147,4 @@ class Method(NamedTuple):
     prepare: Callable[[PyTree, ServerData, Key], tuple[PyTree, Metrics]] = lambda server, _data, _key: (server, {})
     aggregator: str = "sum"
     parameters: Callable[[PyTree], PyTree] = parameters_of
+    predict_client: Mapping[str, Callable[[PyTree, PyTree, Shaped[Array, " B *_"], Mask], Logits]] = MappingProxyType({})

@@ -282,6 +282,7 @@ def assembled(
             check_found(key, factors_of(key, training.optimizer.layers), params)
     experiment = Experiment(
         *(runs, problem, layout, num_params, plan.views, plan.stored_shape, plan.dataset.classes, plan.dataset),
+        trained=lambda client, number: plan.varied("client", client).varied(config.vary, number).method(task),
         tiny_method=lambda number: plan.varied(config.vary, number).with_tiny_network().method(),
         unread=unread,
         fixed=plan.fixed,

@@ -1,4 +1,4 @@
-"""How good the global model is for each client, as it is and after the client has trained it on its own data."""
+"""How good models are for each client: the global one, what the client makes of it, and what the client's state holds."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +11,6 @@ from jaxtyping import Float64
 
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Table
-from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.local.task import evaluated_weights
 from fedjax_ssl.method import Cohort, Method
@@ -32,9 +31,8 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
     """Each client trains the global model for some epochs, as its method's clients do, and is then tested on its own examples.
 
     With labels at the clients it trains on these as well, otherwise by its method's loss on unlabeled examples. Its batch norm
-    keeps the global statistics unless the method's clients send their own (`model.norm=running`). The draws depend on the seed,
-    the round and the client alone. ValueError without test examples of clients, or for a method whose clients do not send the
-    network that it evaluates.
+    keeps the global statistics. The draws depend on the seed, the round and the client alone. ValueError without test examples
+    of clients, or for a method whose clients do not send the network that it evaluates.
     """
     settings, table = experiment.settings, experiment.problem.data.client_test
     if table is None:
@@ -42,13 +40,36 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
     if not experiment.method.requires.clients:
         raise ValueError(f"personalize: got method.name={settings.method.name}, which has no clients, accepted: with clients")
     client = settings.client.model_copy(update={"epochs": epochs, "steps": 0})
-    # Labels, splits and networks are those of the run; the method's clients alone train for longer, or less long.
-    made = build(settings.model_copy(update={"client": client}), experiment.dataset, layout=experiment.layout)
-    program = jax.jit(partial(_right, made.method, one_by_one=experiment.layout.chunk_size == 1))
+    method = experiment.trained(client, experiment.problem.first_number)
+    program = jax.jit(partial(_right, method, one_by_one=experiment.layout.chunk_size == 1))
     found = [jax.device_get(program(*arguments)) for arguments in _chunks(experiment, state, table)]
-    right, count = np.concatenate(found)[: len(table.count)], np.asarray(table.count, np.float64)
-    shares = np.divide(right, count[:, None], out=np.full(right.shape, np.nan), where=count[:, None] > 0)
-    return Personalized(shares[:, 0], shares[:, 1])
+    return Personalized(*_shares(found, table))
+
+
+def of_states(experiment: Experiment, state: RunState) -> dict[str, Float64[np.ndarray, " K"]]:
+    """Accuracies on the clients' own test examples of each model that the method's clients keep (`Method.predict_client`)."""
+    table, names = experiment.problem.data.client_test, experiment.method.predict_client
+    if table is None or not names:
+        return {}
+
+    def right(state: RunState, _: PyTree, __: Cohort, ___: RoundData, tests: tuple) -> jax.Array:
+        def of_client(both: tuple[PyTree, tuple]) -> jax.Array:
+            own, (images, labels, count) = both
+            mask = jnp.arange(len(labels)) < count
+            logits = [predict(state.server, own, images, mask) for predict in names.values()]
+            return jnp.stack([jnp.sum(mask & (one.argmax(-1) == labels)) for one in logits])
+
+        return jax.lax.map(of_client, (state.clients, tests))
+
+    program = jax.jit(right)
+    found = [jax.device_get(program(*arguments)) for arguments in _chunks(experiment, state, table)]
+    return dict(zip(names, _shares(found, table), strict=True))
+
+
+def _shares(found: list[np.ndarray], table: Table) -> Float64[np.ndarray, "_ K"]:
+    """The shares of each client's test examples that models have right, from their numbers [c, models] by chunks."""
+    right, count = np.concatenate(found)[: len(table.count)].T, np.asarray(table.count, np.float64)
+    return np.divide(right, count, out=np.full(right.shape, np.nan), where=count > 0)
 
 
 def _chunks(experiment: Experiment, state: RunState, table: Table) -> Iterator[tuple]:

@@ -19,7 +19,8 @@ MOST_PARAMETERS = 2**27 - 1  # an int32 counts the bytes of a client's messages,
 
 def check_images(dataset: Dataset, size: int) -> None:
     """Raises ValueError where the images of a dataset do not fit into memory once they have `size` x `size` pixels."""
-    images = len(dataset.train_images) + len(dataset.test_images)
+    valid = dataset.validation.images if dataset.validation else ()
+    images = sum(map(len, (dataset.train_images, dataset.test_images, valid)))
     _check(
         f"data.image_size: got {size}, {images:,} images",
         images * size**2 * dataset.train_images.shape[-1],

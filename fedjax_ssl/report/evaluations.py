@@ -14,7 +14,7 @@ from fedjax_ssl.data.sources.examples import Examples
 from fedjax_ssl.experiment import evaluation
 from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
-from fedjax_ssl.experiment.personalization import personalized
+from fedjax_ssl.experiment.personalization import of_states, personalized
 from fedjax_ssl.files import replacing
 from fedjax_ssl.options import plural
 from fedjax_ssl.report import tables
@@ -67,14 +67,20 @@ def evaluated(
         rows = [index[:count] for index, count in zip(table.index, table.count, strict=True)]
         report["clients"] = evaluation.of_clients(np.where(labels >= 0, right, np.nan), rows)._asdict()
         report["clients"]["of"] = "training" if data.client_test is None else "test"
+    if clients or personalize:
+        report["clients"]["states"] = {name: _of_each(own) for name, own in of_states(experiment, state).items()}
     if personalize:
-        accuracy = personalized(experiment, state, personalize).after
-        mean, worst, histogram = evaluation.summaries(accuracy)
-        of_each = {"accuracy": accuracy, "mean": mean, "worst": worst, "histogram": histogram}
-        report["clients"]["personalized"] = {"epochs": personalize, **of_each}
+        after = personalized(experiment, state, personalize).after
+        report["clients"]["personalized"] = {"epochs": personalize, **_of_each(after)}
     if out:
         _write(out, evaluation.predictions(logits), given, experiment.classes)
     return report
+
+
+def _of_each(accuracy: np.ndarray) -> Report:
+    """Clients' accuracies, and what is shown of them."""
+    mean, worst, histogram = evaluation.summaries(accuracy)
+    return {"accuracy": accuracy, "mean": mean, "worst": worst, "histogram": histogram}
 
 
 def _write(out: pathlib.Path, predicted: evaluation.Predictions, given: Examples, classes: Sequence[str]) -> None:
@@ -157,6 +163,9 @@ def as_tables(reports: Mapping[str, Report], beside: Mapping[str, list[Report]])
         if clients := report.get("clients"):
             title, own = f"{folder}, accuracies on clients' own {clients['of']} examples", clients.get("personalized")
             yield _bars(title, clients["histogram"])
+            for name, of_state in clients.get("states", {}).items():
+                mean = _spread([of_state["mean"]])
+                yield _bars(f"{title}, of the clients' own models {name!r}: mean {mean}", of_state["histogram"])
             if own:
                 yield _bars(f"{title}, after {plural(own['epochs'], 'epoch')} of their own", own["histogram"])
 

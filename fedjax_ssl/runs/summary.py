@@ -29,8 +29,8 @@ def seen(rows: Sequence[Row]) -> Row:
 def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int) -> dict[str, object]:
     """The content of `summary.json`.
 
-    `eval/accuracy` is the last round's, and `best/accuracy` that of the round which is the best by validation; speed is all
-    images over all rounds' seconds.
+    What begins with `eval/` is the last round's, and `best/accuracy` is that of the round which is the best by validation;
+    speed is all images over all rounds' seconds.
     """
     last = rows[-1]
     early = {ENDED_EARLY: why} if (why := ending(last, settings)) else {}
@@ -45,9 +45,8 @@ def summary(settings: Settings, rows: list[Row], layout: Layout, num_params: int
         "seed": settings.seed,
         "rounds": last["round"],
         **early,
-        "eval/accuracy": last["eval/accuracy"],
         "eval/accuracy_last5": sum(accuracies) / len(accuracies),
-        **{name: value for name, value in last.items() if name in TOTALS or name.startswith("best/")},
+        **{name: value for name, value in last.items() if name in TOTALS or name.startswith(("best/", "eval/"))},
         "perf/client_images_per_s": images / sum(row["time/round_s"] for row in timed) if timed else 0.0,
         "strategy": layout.strategy,
         "device": f"{layout.devices * layout.runs_at_once} x {jax.devices()[0].device_kind}",

@@ -94,6 +94,7 @@ def checked(method: Method, spec: DataSpec) -> Method:
         client_update=client_update,
         server_update=of_server("server_update"),
         predict={name: _checked_predict(name, predict, spec.num_classes) for name, predict in method.predict.items()},
+        predict_client={name: _checked_predict(name, own, spec.num_classes) for name, own in method.predict_client.items()},
         prepare=of_server("prepare"),
     )
 
@@ -113,8 +114,9 @@ def _returned(method: Method, name: str, *arguments: Any) -> Any:
 
 def _checked_predict(name: str, predict: Callable[..., jax.Array], num_classes: int) -> Callable[..., jax.Array]:
     @wraps(predict)
-    def logits_of(server: PyTree, images: jax.Array, mask: jax.Array) -> jax.Array:
-        logits, shape = predict(server, images, mask), (len(images), num_classes)
+    def logits_of(*arguments: Any) -> jax.Array:
+        *_, images, _ = arguments
+        logits, shape = predict(*arguments), (len(images), num_classes)
         if jnp.shape(logits) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
             accepted = f"logits float32{list(shape)}, of so many examples and classes"
             raise ValueError(f"predict: {name!r}: got {shown(logits)}, accepted: {accepted}")

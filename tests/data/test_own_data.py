@@ -276,6 +276,20 @@ def test_clients_come_as_ids_or_lists_from_arrays_and_from_npz(tmp_path):
     assert some.clients[:5].tolist() == [-1, 0, 1, 0, -1]
 
 
+def test_validation_examples_may_be_in_memory_too():
+    given = {"validation_images": TEST[0], "validation_labels": TEST[1]}
+    made = in_memory(TRAIN, TEST, **given)
+    assert all(map(np.array_equal, (made.validation.images, made.validation.labels), TEST))
+    config = tiny.config("supervised", data__validation="own", data__num_clients=4, data__num_labels=8, cohort_size=4)
+    (_, row), *_ = build(config | {"rounds": 1}, made).rounds()
+    assert {"eval/val_accuracy", "eval/val_loss"} <= row.keys()
+    message = message_of(ValueError, in_memory, TRAIN, TEST, validation_images=TEST[0])
+    assert message.startswith("arrays validation labels: got None, accepted: an array")
+    message = message_of(ValueError, in_memory, TRAIN, TEST, validation_images=TEST[0], validation_labels=TEST[1] + 9)
+    assert "arrays validation: label" in message
+    assert "is out of range" in message
+
+
 @pytest.mark.parametrize("keys", [{}, {"labels_at": "clients"}, {"labels_at": "clients", "labeled_fraction": (0.5,)}])
 def test_a_natural_split_gives_each_client_its_own(keys):
     training = labels_alone(TRAIN[1], 4, np.where(OWNERS == 4, -1, OWNERS))

@@ -1,6 +1,9 @@
 """Clients' own test examples, the global model's accuracy on them, and that of the models that clients train of it."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,6 +89,21 @@ def test_a_clients_own_model_is_the_global_one_after_its_own_steps(linear):
         assert found.after[k] == pytest.approx(right[1].mean())
     assert not np.array_equal(found.before, found.after)
     assert np.array_equal(personalized(made, state, epochs=2).after, found.after)
+
+
+def test_a_model_in_a_clients_state_is_evaluated_on_the_clients_examples(linear):
+    """Here the state says which class the client takes everything for."""
+    made, state = linear
+    labels, table = np.asarray(made.problem.train.labels), made.problem.data.client_test
+    guess = {"guess": lambda server, own, images, mask: jax.nn.one_hot(jnp.full(len(images), own), 10)}
+    problem = made.problem
+    own = problem._replace(method=lambda number: problem.method(number)._replace(predict_client=guess))
+    found = personalization.of_states(
+        dataclasses.replace(made, problem=own), state._replace(clients=jnp.arange(8, dtype=jnp.int32))
+    )
+    expected = [np.mean(labels[of_client(table, k)] == k) for k in range(8)]
+    np.testing.assert_allclose(found["guess"], expected)
+    assert personalization.of_states(made, state) == {}
 
 
 @pytest.mark.parametrize(("strategy", "where"), [("scan", {}), ("sharded_chunked", {}), ("scan", {"on_host": True})])

@@ -42,8 +42,8 @@ def test_a_run_writes_what_the_readme_lists_and_a_second_start_ends_at_once(tmp_
     assert [row["comm/bytes_up"] for row in log] == [per_round * n for n in range(1, 7)]
     summary = read_json(workdir / "summary.json")
     assert set(summary) == {
-        "method", "dataset", "seed", "rounds", "eval/accuracy", "eval/accuracy_last5", "comm/bytes_up", "comm/bytes_down",
-        "cost/forward_passes", "cost/backward_passes",
+        "method", "dataset", "seed", "rounds", "eval/accuracy", "eval/loss", "eval/accuracy_last5", "comm/bytes_up",
+        "comm/bytes_down", "cost/forward_passes", "cost/backward_passes",
         "time/total_s", "time/compile_s", "perf/client_images_per_s", "device", "jax_version", "git_commit", "num_params",
         "strategy",
     }  # fmt: skip

@@ -11,8 +11,8 @@ import numpy as np
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, known
 from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
-from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named
-from fedjax_ssl.data.sources.resplit import OTHERS, Splits
+from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named, with_validation
+from fedjax_ssl.data.sources.resplit import OTHERS, VALID, Splits
 from fedjax_ssl.data.sources.text import Raw, from_features
 from fedjax_ssl.data.sources.values import array_of
 from fedjax_ssl.options import did_you_mean
@@ -88,6 +88,8 @@ def from_arrays(
     test_images: Raw | None = None,
     test_labels: Raw | None = None,
     num_classes: int | None = None,
+    validation_images: Raw | None = None,
+    validation_labels: Raw | None = None,
     clients: Raw | Sequence[Raw] | None = None,
     classes: Sequence[str] | np.ndarray = (),
     renumber_labels: bool = False,
@@ -101,20 +103,24 @@ def from_arrays(
     classes' names, where they have some.
 
     `clients` says whose the training examples are, for `data.partition=natural`: an id for each example, integers or text,
-    numbered in sorted order, or K lists of positions, one per client. A `name` of `fedjax_ssl.data.catalog.DATASETS` brings its
-    views. Raises ValueError, with one line on what is wrong.
+    numbered in sorted order, or K lists of positions, one per client. Validation examples are for `data.validation=own`. A
+    `name` of `fedjax_ssl.data.catalog.DATASETS` brings its views. Raises ValueError, with one line on what is wrong.
     """
     splits = {
         "train": Part(_array(name, "train images", train_images), _array(name, "train labels", train_labels)),
         "test": Part(_array(name, "test images", test_images), _array(name, "test labels", test_labels)),
     }
+    if validation_images is not None or validation_labels is not None:
+        given = (("images", validation_images), ("labels", validation_labels))
+        splits[VALID] = Part(*(_array(name, f"validation {what}", array) for what, array in given))
     train = splits["train"]
     if clients is not None:
         splits["train"] = train._replace(clients=labels.clients(f"{name} train", clients, len(train.images)))
     if renumber_labels:
         splits, found = labels.renumbered(name, splits, merged=False)
         classes = classes if np.size(classes) else found
-    return quality.warn(named(dataset(name, splits["train"], splits["test"], num_classes), classes))
+    made = with_validation(dataset(name, splits["train"], splits["test"], num_classes), splits.get(VALID))
+    return quality.warn(named(made, classes))
 
 
 def _array(name: str, what: str, given: Raw | None) -> np.ndarray:
