@@ -32,14 +32,18 @@ def read(path: str, network: str, options: Mapping[str, Any]) -> Arrays:
     if not file.is_file():
         what = "a folder" if file.is_dir() else "no file"
         raise ValueError(f"got {path}, which is {what}, {ACCEPTED}")
-    try:
-        arrays = _of_npz(file) if file.suffix == ".npz" else _of_safetensors(file) if file.suffix == ".safetensors" else None
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"got {path}, which cannot be read ({one_line(error)}), {ACCEPTED}") from None
-    if arrays is None:
+    if file.suffix not in (".npz", ".safetensors"):
         raise ValueError(f"got {path}, {ACCEPTED}")
-    is_ours = any("/" in name for name in arrays)
-    return arrays if is_ours else from_torch(arrays, network, options)
+    try:
+        arrays = _of_npz(file) if file.suffix == ".npz" else _of_safetensors(file)
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"got {path}, which cannot be read ({one_line(error)}), {ACCEPTED}") from None
+    if any("/" in name for name in arrays):  # as in our paths
+        return arrays
+    try:
+        return from_torch(arrays, network, options)
+    except KeyError as error:
+        raise ValueError(f"got {path}, which lacks {error.args[0]}, {ACCEPTED}") from None
 
 
 def _of_npz(file: pathlib.Path) -> Arrays:
@@ -49,10 +53,14 @@ def _of_npz(file: pathlib.Path) -> Arrays:
 
 def _of_safetensors(file: pathlib.Path) -> Arrays:
     try:
+        from safetensors import SafetensorError
         from safetensors.numpy import load
     except ModuleNotFoundError:
         raise ValueError('the package safetensors is missing: python -m pip install "fedjax-ssl[safetensors]"') from None
-    return load(file.read_bytes())
+    try:
+        return load(file.read_bytes())
+    except (SafetensorError, KeyError, TypeError) as error:  # the last two for a dtype that NumPy does not have
+        raise ValueError(one_line(error)) from None
 
 
 def matched(arrays: Arrays, weights: Weights, what: str) -> dict[str, np.ndarray]:

@@ -96,11 +96,12 @@ def test_weights_of_another_network_are_one_line(trained, change, line):
         ("nothing.npz", "which is no file"),
         (".", "which is a folder"),
         ("text.npz", "which cannot be read"),
+        ("text.safetensors", "which cannot be read"),
         ("a.pt", "accepted"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(tmp_path, name, said):
-    for file in ("text.npz", "a.pt"):
+    for file in ("text.npz", "text.safetensors", "a.pt"):
         (tmp_path / file).write_text("no arrays")
     with pytest.raises(ValueError, match=r"^model\.init: got ") as caught:
         experiment(model__init=str(tmp_path / name))
