@@ -58,7 +58,12 @@ class DataSettings(Model):
     validation_fraction: Annotated[float, Field(gt=0, lt=1), ReadWhere(validation=("labels", "pool"))] = Field(
         default=0.1, description="Share of the labeled, or of all training, examples that are taken out for validation."
     )
-    client_test_fraction: Annotated[float, Field(ge=0, lt=1), ReadWhere({"run.has_client_data": SET})] = Field(
+    client_test_fraction: Annotated[
+        float,
+        Field(ge=0, lt=1),
+        ReadWhere({"run.has_unlabeled_data": SET}),  # the pool lacks these examples, too
+        ReadWhere({"diagnostics.client_eval_every": SET}),
+    ] = Field(
         default=0.0,
         description="Share of each client's examples that nobody trains on, and on which `diagnostics.client_eval_every` and "
         "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among examples of known class, "

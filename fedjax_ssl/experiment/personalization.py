@@ -75,7 +75,7 @@ def _shares(found: list[np.ndarray], table: Table) -> Float64[np.ndarray, "_ K"]
 def _chunks(experiment: Experiment, state: RunState, table: Table) -> Iterator[tuple]:
     """The program's arguments for the clients of each chunk, all of one shape; the last chunk is filled with client 0."""
     problem, data = experiment.problem, experiment.problem.data
-    number = problem.spec.num_clients
+    number = len(table.count)
     size = min(CHUNK, number)
     for start in range(0, number, size):
         ids = np.arange(start, start + size)

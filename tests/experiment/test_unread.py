@@ -108,6 +108,14 @@ def test_a_method_without_clients_has_the_same_programs_whatever_the_cohort(meth
         assert len({digest(with_value(tree, key, size)) for size in (5, 7)}) == 1
 
 
+@pytest.mark.parametrize("method", tiny.WITHOUT_CLIENTS)
+def test_examples_held_out_for_clients_are_declared_as_read_where_a_pool_lacks_them(method):
+    tree = tiny.config(method, network="linear")
+    assert disagreements(tree, only=r"data\.client_test_fraction") == []
+    on = with_value(with_value(tree, "data.client_test_fraction", 0.2), "diagnostics.client_eval_every", 1)
+    assert "data.client_test_fraction" not in build(on).unread
+
+
 def test_a_strong_view_reads_the_weak_one_that_it_follows():
     assert "data.weak" not in build(tiny.config("fedlabel", data__labeled="none")).unread
 
