@@ -1,8 +1,6 @@
 """`python -m fedjax_ssl` lists the commands, and `python -m fedjax_ssl COMMAND` runs one, as `fedjax-ssl COMMAND` does."""
 
-import sys
-
 from fedjax_ssl.launch.main import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

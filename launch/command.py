@@ -1,14 +1,18 @@
 """What the commands share: how they end, and one line for whatever is wrong with the input."""
 
+import atexit
+import contextlib
 import difflib
 import errno
 import io
 import logging
+import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable
 from logging.handlers import MemoryHandler
+from typing import NoReturn
 
 from fedjax_ssl.runs import streams
 
@@ -23,6 +27,24 @@ _log = logging.getLogger("fedjax_ssl")
 def program(name: str) -> str:
     """What a user types for a command: `python -m launch.NAME` in a checkout, else `fedjax-ssl NAME`."""
     return f"python -m launch.{name}" if __package__ == "launch" else f"fedjax-ssl {name}"
+
+
+def exit_with(main: Callable[[list[str]], int]) -> NoReturn:
+    """Runs a command with the process's arguments, and ends the process with its status.
+
+    Python itself would go on for a second, or many on a busy machine, to free every module and program of JAX.
+    """
+    status: int | None = None
+
+    def leave() -> None:
+        if status is not None:  # else an exception that nobody expected ends the process
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(status)
+
+    atexit.register(leave)  # before all that a command registers, and so called after it
+    status = ended(main, sys.argv)
+    sys.exit(status)
 
 
 def ended(main: Callable[[list[str]], int], argv: list[str]) -> int:

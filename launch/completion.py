@@ -10,7 +10,6 @@ the package. Exit status: 0 done; 2 wrong arguments.
 
 import argparse
 import importlib
-import sys
 from typing import Any
 
 import shtab
@@ -89,4 +88,4 @@ def keys() -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

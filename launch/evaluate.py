@@ -15,7 +15,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 from collections.abc import Sequence
 
 from fedjax_ssl.files import plain, write_json
@@ -110,4 +109,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

@@ -11,7 +11,6 @@ import ast
 import inspect
 import operator
 import pathlib
-import sys
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -119,4 +118,4 @@ def _first_line(docstring: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

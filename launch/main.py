@@ -3,16 +3,16 @@
 import ast
 import importlib
 import pathlib
-import sys
+from typing import NoReturn
 
 from . import command
 
 COMMANDS = ("run", "evaluate", "preview", "prepare", "explain", "sweep", "report", "text_features", "completion")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs a command line, by default the process's; returns the exit status."""
-    return command.ended(_run, sys.argv if argv is None else argv)
+def main() -> NoReturn:
+    """Runs the process's command line, and ends the process."""
+    command.exit_with(_run)
 
 
 def _run(argv: list[str]) -> int:
@@ -35,4 +35,4 @@ def about(name: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -108,4 +108,4 @@ def _state(name: str, data_dir: str | None) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

@@ -8,7 +8,6 @@ Exit status: 0 done; 2 wrong config, arguments or data; 1 anything else.
 """
 
 import logging
-import sys
 
 from fedjax_ssl.data import preview
 from fedjax_ssl.experiment import build
@@ -48,4 +47,4 @@ def _parser() -> arguments.Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

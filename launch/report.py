@@ -135,4 +135,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

@@ -147,4 +147,4 @@ def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

@@ -149,4 +149,4 @@ def _parser() -> arguments.Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

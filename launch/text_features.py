@@ -17,7 +17,6 @@ import argparse
 import functools
 import json
 import os
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -81,4 +80,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(command.ended(main, sys.argv))
+    command.exit_with(main)

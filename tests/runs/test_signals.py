@@ -87,7 +87,7 @@ def test_ctrl_c_before_anything_is_read_ends_a_command_with_one_line(tmp_path, m
     assert process.returncode == 130
 
 
-INSTALLED = "import sys; from fedjax_ssl.launch.main import main; sys.exit(main(['fedjax-ssl', 'sweep', '--help']))"
+INSTALLED = "import sys; from fedjax_ssl.launch.main import main; sys.argv = ['fedjax-ssl', 'sweep', '--help']; main()"
 
 
 READS = """
