@@ -59,12 +59,15 @@ def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[
     if word not in words:
         own = "; a method of your own: give the config file that registers it" if "fl2" in words else ""
         raise ValueError(f"the config's argument: got {word!r}, accepted: {', '.join(words)}{did_you_mean(word, words)}{own}")
-    values = dict(defaults)
+    values, given = dict(defaults), set[str]()
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or key not in defaults:
             accepted = ", ".join(f"{k}=..." for k in defaults) or "nothing after the first word"
             raise ValueError(f"the config's argument: got {part!r}, accepted: {accepted}{did_you_mean(key, defaults)}")
+        if key in given:
+            raise ValueError(f"the config's argument: got {key} twice, accepted: once")
+        given.add(key)
         values[key] = value
     return word, values
 

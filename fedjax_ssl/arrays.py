@@ -13,6 +13,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
@@ -73,3 +74,33 @@ def digest(arrays: PyTree, before: Any = None) -> Any:
         found.update(f"{array.dtype}{array.shape}".encode())
         found.update(array.data)
     return found
+
+
+def check_update(update: PyTree, message: tuple[PyTree, PyTree]) -> None:
+    """Raises ValueError for an array of an update that has another shape than those that were broadcast under its name.
+
+    JAX would broadcast axes of size 1 and subtract without an error. Float arrays may differ in precision. Two arrays have the
+    same name where the path of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of the
+    broadcast. A path made only of tuple or list positions does not count as a name. If the update is a single array, it is
+    compared with every broadcast array.
+    """
+    sent = [leaf for part in message for leaf in jax.tree_util.tree_leaves_with_path(part)]
+    for path, x in jax.tree_util.tree_leaves_with_path(update):
+        alike = [y for where, y in sent if not path or _same_name(path, where)]
+        if alike and not any(_is_like(x, y) for y in alike):
+            at = jax.tree_util.keystr(path)
+            got = f"got {shown(x)}{at and f' at {at}'}"
+            raise ValueError(f"client_update: update: {got}, accepted: {shown(alike[0])}, as it was broadcast")
+
+
+def _is_like(x: Any, y: Any) -> bool:
+    """Whether two arrays have one shape, and one dtype or floats of any precision."""
+    dtypes = [jnp.result_type(one) for one in (x, y)]
+    are_floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    return jnp.shape(x) == jnp.shape(y) and (are_floats or dtypes[0] == dtypes[1])
+
+
+def _same_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    size = min(len(one), len(other))
+    end = one[-size:]
+    return end == other[-size:] and any(not isinstance(key, jax.tree_util.SequenceKey) for key in end)

@@ -17,9 +17,9 @@ import logging
 import os
 from collections.abc import Sequence
 
-from fedjax_ssl.files import plain, write_json
+from fedjax_ssl.files import plain, read_json, write_json
 from fedjax_ssl.report import evaluations, tables
-from fedjax_ssl.runs.folder import EVALUATION, diverged
+from fedjax_ssl.runs.folder import EVALUATION, RUN, diverged
 from fedjax_ssl.runs.loading import load, run_folders
 
 from . import arguments, command, config_file, devices
@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
             if diverged(folder):
                 log.warning("%s has diverged: this is its checkpoint of round %d, which no mean has", folder, int(state.round))
             else:
-                kinds[str(folder)] = os.path.dirname(folder), evaluations.kind(experiment)
+                files = read_json(folder / RUN).get("files", {})
+                kinds[str(folder)] = os.path.dirname(folder), evaluations.kind(experiment, files)
             given = evaluations.examples_of(experiment, options.data)
             each = {"clients": options.clients, "personalize": options.personalize}
             report = plain(evaluations.evaluated(experiment, state, given, **each, out=out))

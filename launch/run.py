@@ -110,6 +110,7 @@ def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any
     from fedjax_ssl.runs import hosts, opening, run
     from fedjax_ssl.runs.progress import AboveTheBar
     from fedjax_ssl.simulation import memory
+    from fedjax_ssl.simulation.contract import is_breach
     from fedjax_ssl.simulation.distributed import is_first
 
     with contextlib.ExitStack() as until_the_end:
@@ -124,9 +125,14 @@ def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any
             return command.refuse(failure(error, pathlib.Path()) if of_disk else error, status)  # type: ignore[arg-type]
         command.end_waiting(waiting, AboveTheBar())
         if options.dry_run:
-            for line in estimate.described(experiment):
-                if is_first():
-                    print(line)
+            try:
+                for line in estimate.described(experiment):
+                    if is_first():
+                        print(line)
+            except ValueError as error:
+                if not is_breach(error):
+                    raise
+                return command.refuse(error)
             return 0
         if is_first() and (said := opening.expectation(experiment, workdir, options.stop_after)):
             print(said, file=sys.stderr)

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     print(_accuracies(done, queue.seeds), end="")
     ended = [(f"{one.cell.label}, seed {run.config['seed']}", run) for one in done for run in one.runs if not run.error]
     notes = [f"{name}: {note}" for name, run in ended if (note := statistics.instability(run.columns))]
-    for line in (*notes, *changed):
+    for line in (*notes, *_unread(done), *changed):
         print(f"note: {line}", file=sys.stderr)
     failed = [one for one in done if one.error and not one.is_stopped]
     for one in failed:
@@ -76,6 +76,8 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
         if len({repr(cell.overrides.get(key)) for cell in table.cells()}) > 1:
             raise ValueError(f"config.{key}: got it for all runs, and rows or columns set it, too, accepted: one of both")
     cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
+    if not options.file:  # a file may give one experiment several names
+        _check_apart(cells)
     for axis, there in (("rows", table.rows), ("columns", table.columns)):
         if unknown := [name for name in getattr(options, axis) or [] if name not in there]:
             meant = command.hint(unknown[0], there)
@@ -97,6 +99,22 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     left = (cell for cell in cells if options.overwrite or not queue.done(cell).has_ended)
     prepare.fetch_missing(cell.settings.data for cell in left)  # here, where it is seen
     return queue
+
+
+def _check_apart(cells: Sequence[sweep.Cell]) -> None:
+    """Raises ValueError where two cells of one command are the same experiment, as with --set client.epochs=1,1.0."""
+    first: dict[str, sweep.Cell] = {}
+    for cell in cells:
+        same = first.setdefault(repr(cell.settings), cell)
+        if same is not cell:
+            raise ValueError(f"--set: got {same.column} and {cell.column}, which are the same, accepted: each value once")
+
+
+def _unread(done: Sequence[Done]) -> list[str]:
+    """A line for each key that a column sets and no run that has ended reads."""
+    keys = {key: None for one in done for key in one.cell.overrides}
+    runs = [run for one in done for run in one.runs if not run.error]
+    return [f"{key}: no run of this sweep reads it" for key in keys if runs and all(key not in run.config for run in runs)]
 
 
 def _typed(options: argparse.Namespace, extra: Mapping[str, str]) -> str:

@@ -11,12 +11,14 @@ import numpy as np
 from fedjax_ssl import csv_files
 from fedjax_ssl.data.sources import from_features
 from fedjax_ssl.data.sources.text import STRONG
-from fedjax_ssl.data.sources.values import UNLABELED, from_text, is_integer
+from fedjax_ssl.data.sources.values import MISSING, UNLABELED, from_text, is_integer
 from fedjax_ssl.files import check_below
 
 Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
 POOLING = ("cls", "mean")
+HEADERS = ("label", "labels", "class", "category", "target")
+"""What a header calls the column of labels; in the first row alone it is no class."""
 CHANGED = 0.1  # as in EDA, Wei and Zou (2019), Section 2
 
 
@@ -42,8 +44,10 @@ def read_csv(path: str) -> Texts:
         texts.append(text)
     if not texts:
         raise ValueError(f"{path}: no rows: give a CSV file of label, text, ...")
-    if not is_integer(labels[0]) and all(map(is_integer, labels[1:])):
-        raise ValueError(f"{path}: row 1 has label {labels[0]!r} and all others numbers: remove the header")
+    are_numbers = all(is_integer(label) or label in MISSING for label in labels[1:])
+    is_word = labels[0].lower() in HEADERS and labels.count(labels[0]) == 1
+    if is_word or (not is_integer(labels[0]) and labels[0] not in MISSING and are_numbers):
+        raise ValueError(f"{path}: row 1 has label {labels[0]!r}, which is a header: remove it")
     return Texts([str(label) for label in from_text(f"{path}: labels", labels)], texts)
 
 

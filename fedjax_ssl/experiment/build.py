@@ -237,11 +237,15 @@ def drawn_runs(config: Settings, dataset: sources.Dataset | None = None, *, read
         what = "data.resplit" if config.data.resplit else "data.name=synthetic"
         raise ValueError(f"seeds: got {config.seeds} with {what}, which the seed draws, accepted: 1, as runs share images")
     runs = tuple(own.resolved(run, config.vary) for run, own in zip(runs, plans, strict=True))
-    numbers = [run.number for run in runs if run.settings.seed == config.seed]
-    if len(set(numbers)) < len(numbers):
-        accepted = (
-            f"other values, as {', '.join(map(str, config.values))} are {', '.join(map(str, numbers))} of the run's rounds"
+    numbers, unit = [run.number for run in runs if run.settings.seed == config.seed], "of the run's rounds"
+    if config.vary == "server.assumed_faulty":
+        numbers, unit = (
+            [int(robust.number_assumed(share or 0.0, config.cohort_size)) for share in numbers],
+            "clients of a round",
         )
+    if len(set(numbers)) < len(numbers):
+        given, same = (", ".join(map(str, each)) for each in (config.values, numbers))
+        accepted = f"other values, as {given} are {same} {unit}"
         raise ValueError(f"values: got {config.values} with vary={config.vary}, accepted: {accepted}")
     with naming("data"):
         assignments = [split.draw(own.dataset, own.settings.data, own.settings.seed) for own in plans]

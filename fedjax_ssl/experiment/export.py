@@ -13,6 +13,7 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.files import replacing
 from fedjax_ssl.local.task import Weights, evaluated_weights
 from fedjax_ssl.simulation.round import RunState
+from fedjax_ssl.simulation.simulator import check_alive
 
 METADATA = "metadata"
 
@@ -38,6 +39,7 @@ def save(path: str | os.PathLike[str], experiment: Experiment, state: RunState) 
 
 def named_arrays(experiment: Experiment, state: RunState) -> dict[str, np.ndarray]:
     """The parameters, such as `Dense_0/kernel`, and the batch-norm statistics, such as `batch_stats/BatchNorm_0/mean`."""
+    check_alive(state)
     predict, pool = next(iter(experiment.method.predict.values())), experiment.problem.train.images
     with evaluated_weights() as found:
         predict(state.server, jnp.zeros((1, *pool.shape[1:]), pool.dtype), jnp.ones(1, bool))

@@ -15,6 +15,7 @@ from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.local.task import evaluated_weights
 from fedjax_ssl.method import Cohort, Method
 from fedjax_ssl.simulation.round import ClientInputs, Round, RoundData, RunState, run_client
+from fedjax_ssl.simulation.simulator import check_alive
 from fedjax_ssl.simulation.source import capacity, gather_images
 
 CHUNK = 32  # clients of one call of the program, which bounds its memory
@@ -74,6 +75,7 @@ def _shares(found: list[np.ndarray], table: Table) -> Float64[np.ndarray, "_ K"]
 
 def _chunks(experiment: Experiment, state: RunState, table: Table) -> Iterator[tuple]:
     """The program's arguments for the clients of each chunk, all of one shape; the last chunk is filled with client 0."""
+    check_alive(state)
     problem, data = experiment.problem, experiment.problem.data
     number = len(table.count)
     size = min(CHUNK, number)

@@ -12,6 +12,7 @@ from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import ignored
+from fedjax_ssl.methods.robust import number_assumed, number_faulty
 from fedjax_ssl.models.convolution import multiplies_bfloat16
 
 FASTER_IN_BFLOAT16 = ("wide_resnet", "resnet9")
@@ -65,6 +66,10 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("server.training.batch_size", lambda size, facts: 0 < facts.at_server < size, "the server has fewer labeled examples"),
     ("*.epochs", lambda epochs, _: epochs > 500, "a round has more epochs than most runs have in all"),
     ("system.dropout", lambda share, _: share == 1, "no client's update ever arrives"),
+    ("system.faulty", lambda share, facts: share > 0 and not int(number_faulty(share, facts.settings.data.num_clients)),
+     "of so few clients none is faulty"),
+    ("server.assumed_faulty", lambda share, facts: share > 0 and not int(number_assumed(share, facts.settings.cohort_size)),
+     "of so few clients a round none is assumed faulty"),
     ("system.trace", lambda _, facts: not facts.is_reached, "no client can ever be reached"),
     ("system.deadline_s", lambda deadline, facts: 0 < deadline < facts.fastest_s,
      "even the fastest client takes longer, to receive and send the network and to pass its examples through it"),

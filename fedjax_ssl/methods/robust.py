@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Bool, Float, Float32
 
-from fedjax_ssl.arrays import Array, Count, Key, Number, PyTree
+from fedjax_ssl.arrays import Array, Count, Key, Number, PyTree, check_update
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import substream
 from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, Method, ServerData
@@ -26,6 +26,16 @@ class Faults(NamedTuple):
     scale: Number = 1.0  # of the flipped update, or of the noise beside the update
 
 
+def number_faulty(share: Number, num_clients: int) -> Number:
+    """How many of all clients are faulty."""
+    return jnp.round(share * num_clients)
+
+
+def number_assumed(share: Number, present: Number) -> Count:
+    """How many of the clients that are present are assumed faulty."""
+    return jnp.floor(share * present + 1e-4).astype(jnp.int32)  # 0.3 times 10 is 3
+
+
 def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num_classes: int) -> Method:
     """The method with some clients that send something else than they should.
 
@@ -37,7 +47,7 @@ def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num
 
     def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
         shared, per_client = method.broadcast(server, clients, cohort)
-        return shared, (per_client, cohort.ids < jnp.round(faults.share * num_clients))
+        return shared, (per_client, cohort.ids < number_faulty(faults.share, num_clients))
 
     def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
         own, is_faulty = per_client
@@ -77,6 +87,12 @@ def with_aggregation(method: Method, aggregation: str, assumed_faulty: Number) -
             f"server.aggregation: got {aggregation} with a method whose server reads every client's update, accepted: mean"
         )
 
+    def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
+        output = method.client_update(shared, per_client, state, data, key)
+        if isinstance(output, ClientOutput):
+            check_update(output.update, (shared, per_client))  # which is not checked where a server reads every update itself
+        return output
+
     def server_update(server: PyTree, stacked: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         present = stacked.weight > 0
         update = AGGREGATIONS[aggregation](method, stacked.update, present, assumed_faulty)
@@ -84,12 +100,7 @@ def with_aggregation(method: Method, aggregation: str, assumed_faulty: Number) -
         update = jax.tree.map(lambda x, old: jnp.where(is_there, x, 0).astype(old.dtype), update, stacked.update)
         return method.server_update(server, Aggregate(update, jnp.sum(stacked.weight)), data, key)
 
-    return method._replace(server_update=server_update, aggregator="stack")
-
-
-def _assumed(share: Number, present: Present) -> Count:
-    """How many of the clients that are present are assumed faulty."""
-    return jnp.floor(share * jnp.sum(present) + 1e-4).astype(jnp.int32)  # 0.3 times 10 is 3
+    return method._replace(client_update=client_update, server_update=server_update, aggregator="stack")
 
 
 def trimmed_mean(updates: Updates, present: Present, cut: Count) -> Float32[Array, "*shape"]:
@@ -109,7 +120,7 @@ def _median(_: Method, updates: PyTree, present: Present, __: Number) -> PyTree:
 
 def _trimmed_mean(_: Method, updates: PyTree, present: Present, faulty: Number) -> PyTree:
     """The mean of each coordinate without as many values at each end as clients are assumed faulty (ibid., Definition 2)."""
-    cut = jnp.minimum(_assumed(faulty, present), jnp.maximum(jnp.sum(present) - 1, 0) // 2)
+    cut = jnp.minimum(number_assumed(faulty, jnp.sum(present)), jnp.maximum(jnp.sum(present) - 1, 0) // 2)
     return jax.tree.map(lambda x: trimmed_mean(x, present, cut), updates)
 
 
@@ -123,7 +134,7 @@ def _krum(method: Method, updates: PyTree, present: Present, faulty: Number) -> 
     squares = jax.lax.map(lambda row: jnp.sum(jnp.square(flat - row), axis=1), flat)  # row by row, for memory
     others = present[:, None] & present[None] & ~jnp.eye(len(present), dtype=bool)
     nearest = jnp.sort(jnp.where(others, squares, jnp.inf), axis=1)
-    counted = jnp.arange(len(present)) < jnp.maximum(jnp.sum(present) - _assumed(faulty, present) - 2, 1)
+    counted = jnp.arange(len(present)) < jnp.maximum(jnp.sum(present) - number_assumed(faulty, jnp.sum(present)) - 2, 1)
     scores = jnp.where(present, jnp.sum(jnp.where(counted & jnp.isfinite(nearest), nearest, 0.0), axis=1), jnp.inf)
     return jax.tree.map(lambda x: x[jnp.argmin(scores)], updates)
 

@@ -116,10 +116,10 @@ def beside(reports: Mapping[str, Report], kinds: Mapping[str, tuple[str, str]]) 
     return {names[kind]: [reports[folder] for folder in own] for kind, own in together.items() if len(own) > 1}
 
 
-def kind(experiment: Experiment) -> str:
-    """What identifies a run apart from its seed: its settings, and the digest of its dataset, wherever that is stored."""
+def kind(experiment: Experiment, files: Mapping[str, str]) -> str:
+    """What identifies a run apart from its seed: its settings, and digests of its dataset and `files`, wherever these are."""
     config = identity(flattened(experiment.settings.model_copy(update={"seed": 0}).to_dict()))
-    return repr((config, dataset_digest(experiment.dataset, experiment.stored_shape)))
+    return repr((config, dataset_digest(experiment.dataset, experiment.stored_shape), sorted(files.items())))
 
 
 def over(values: Sequence[Any]) -> Any:

@@ -116,8 +116,10 @@ def identity(run: Run) -> str:
 
 
 def _with_files_anywhere(run: Run) -> dict[str, Any]:
-    """A run's config with the names of its files alone: the same file in another folder makes no other experiment."""
-    return run.config | {key: pathlib.PurePath(run.config.get(key) or "").name for key in (DATA_FILE, *CLIENT_FILES)}
+    """A run's config with names and digests of its files alone: the same file in another folder makes no other experiment."""
+    keys = {DATA_FILE, *CLIENT_FILES, *run.files}
+    names = {key: pathlib.PurePath(run.config.get(key) or "").name for key in keys}
+    return run.config | {key: f"{name} {run.files.get(key, '')[:8]}".strip() for key, name in names.items()}
 
 
 def with_data_named(runs: Sequence[Run]) -> list[Run]:

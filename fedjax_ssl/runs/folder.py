@@ -162,7 +162,7 @@ def write_run(
     """Writes each run's `run.json`; `command` are the words of `launch.run` that made it, `program` is `changes.program`'s."""
     data = provenance.data_digests(experiment)
     examples = provenance.data_digests(experiment, devices=False) if experiment.problem.system else data
-    of_all = {
+    of_all: dict[str, Any] = {
         "layout": layout._asdict(),
         "machine": provenance.machine(),
         "widths": provenance.widths(experiment),
@@ -175,6 +175,7 @@ def write_run(
         before = read_json(path) if path.exists() else {"began": provenance.began(run.settings)}
         first = before.get("program", {})  # stays, so that each later call says that another one has run it
         own = {
+            "files": before["files"] if "files" in before else provenance.file_digests(experiment),
             "data": data[i],
             "examples": examples[i],
             "program": first if program and first.get("of") == program["of"] else program or first,

@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_ssl.arrays import PyTree, digest
 from fedjax_ssl.data.federated import Table
 from fedjax_ssl.data.sources import SYNTHETIC, Dataset, unpadded
-from fedjax_ssl.experiment.expansion import flattened, identity
+from fedjax_ssl.experiment.expansion import CLIENT_FILES, flattened, identity
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
@@ -162,6 +162,14 @@ def dataset_digest(dataset: Dataset, stored_shape: tuple[int, ...]) -> str:
         return dataset.whole
     train, test = (unpadded(images, stored_shape) for images in (dataset.train_images, dataset.test_images))
     return digest((train, dataset.train_labels, test, dataset.test_labels)).hexdigest()
+
+
+def file_digests(experiment: Experiment) -> dict[str, str]:
+    """A digest of each file beside the dataset that changes the run, by its key: clients' devices and start weights."""
+    values = flattened(experiment.settings.to_dict())
+    paths = {key: pathlib.Path(str(values[key])).expanduser() for key in CLIENT_FILES if values[key] not in ("", "diurnal")}
+    found = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in paths.items()}
+    return found | ({"model.init": experiment.start_digest} if experiment.start_digest else {})
 
 
 def processor() -> str:

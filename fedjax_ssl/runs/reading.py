@@ -26,8 +26,8 @@ class Run(NamedTuple):
 
     `config` has dotted keys, without those that the run does not read, as far as its `run.json` says so. `command` are the
     words of `launch.run` that made it, none where it was made in Python; `data` is the digest of its split data, and `dataset`
-    that of its dataset, the same for all seeds, empty where it is not known; `reason` says why it has diverged, and is empty
-    where it has not.
+    that of its dataset, the same for all seeds, empty where it is not known; `files` are those of other files that it read, by
+    their keys; `reason` says why it has diverged, and is empty where it has not.
     """
 
     path: pathlib.Path
@@ -39,6 +39,7 @@ class Run(NamedTuple):
     command: list[str]
     data: str
     dataset: str
+    files: dict[str, str]
     reason: str
     problems: tuple[str, ...]
 
@@ -155,7 +156,8 @@ def read(path: pathlib.Path, name: str) -> Run:
         reason = f"{DIVERGED} is damaged"
     config = {key: value for key, value in config.items() if key not in noted.get("unread", ())}
     command, data, dataset = noted.get("command", []), noted.get("data", ""), noted.get("dataset", "")
-    return Run(path, name, tree, config, columns(rows), summary, command, data, dataset, reason, tuple(problems))
+    files = noted.get("files", {})
+    return Run(path, name, tree, config, columns(rows), summary, command, data, dataset, files, reason, tuple(problems))
 
 
 def _optional(path: pathlib.Path, problems: list[str], checked: Callable[[Any], Any] = lambda found: found) -> dict[str, Any]:

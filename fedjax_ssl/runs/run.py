@@ -24,6 +24,7 @@ from fedjax_ssl.runs.progress import Progress
 from fedjax_ssl.runs.signals import Stop
 from fedjax_ssl.runs.summary import seen, summary
 from fedjax_ssl.runs.trackers import tracked, trackers
+from fedjax_ssl.simulation.contract import is_breach
 from fedjax_ssl.simulation.distributed import exchanged, is_first
 from fedjax_ssl.simulation.results import CLIENTS_KEY
 from fedjax_ssl.simulation.round import RunState
@@ -137,7 +138,12 @@ def _go_on(experiment: Experiment, opened: Sequence[_Folder], stop: Stop, end: i
     with _refusing():
         provenance.warn_of_changes(run_files, layout)
         begun = _restore(experiment, opened)
-    program = changes.program(experiment)
+    try:
+        program = changes.program(experiment)
+    except ValueError as error:
+        if not is_breach(error):
+            raise
+        raise RefusedError(str(error)) from error
     said = [changes.changed(path, own.settings, program) for path, own in zip(run_files, experiment.runs, strict=True)]
     changes.warn(dict(zip((folder.path for folder in opened), said, strict=True)), changes.GOES_ON)
     write_run(run_files, experiment, layout, command, program)

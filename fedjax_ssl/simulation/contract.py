@@ -11,17 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ssl.arrays import Key, PyTree, check_alike, shown
-from fedjax_ssl.method import ClientData, ClientOutput, Cohort, DataSpec, Method
+from fedjax_ssl.arrays import Key, PyTree, check_alike, check_update, shown
+from fedjax_ssl.method import VIEWS, ClientData, ClientOutput, Cohort, DataSpec, Method
 from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.options import one_line
 
-WORDS = {"aggregator": ("sum", "stack"), "labels_at": ("server", "clients"), "server_training": ("after", "parallel")}
-"""The words that fields of a Method and of its Requires may have."""
+WORDS: dict[str, tuple[str, ...]] = {
+    "aggregator": ("sum", "stack"),
+    "labels_at": ("server", "clients"),
+    "server_training": ("after", "parallel"),
+    "views": VIEWS,
+}
+"""The words that fields of a Method and of its Requires may have; `views` may have none."""
 
 OWNED_GROUPS = ("time/", "cost/", "eval/", "best/", "sim/", "internal/")
 OWNED = (
-    "round", "clients", "diverged", "ended_early", "perf/client_images_per_s", "server/non_finite", "client/id",
+    "round", "checksum", "clients", "diverged", "ended_early", "perf/client_images_per_s", "server/non_finite", "client/id",
     "client/non_finite", "client/participants", "client/weight", "client/update_norm", "client/cosine", "client/seconds",
 )  # fmt: skip
 """Metrics of a round that are the simulation's own: no method may give another number under such a name."""
@@ -34,7 +39,7 @@ def check_method(method: Any) -> Method:
     given = method._asdict() | method.requires._asdict()
     for field, accepted in WORDS.items():
         words = (given[field],) if field == "aggregator" else given[field]
-        if not isinstance(words, tuple | list) or not words or not set(words) <= set(accepted):
+        if not isinstance(words, tuple | list) or not (words or field == "views") or not set(words) <= set(accepted):
             several = "" if field == "aggregator" else ", in a tuple"
             raise ValueError(f"{field}: got {given[field]!r}, accepted: {' or '.join(map(repr, accepted))}{several}")
     if not method.predict:
@@ -69,7 +74,7 @@ def checked(method: Method, spec: DataSpec) -> Method:
         if not isinstance(output, ClientOutput):
             raise ValueError(f"client_update: got {type(output).__name__}, accepted: ClientOutput")
         if method.aggregator == "sum":  # by `stack` the server gets what was sent as it is, compressed perhaps
-            _check_update(output.update, (shared, per_client))
+            check_update(output.update, (shared, per_client))
         if jnp.shape(output.weight) != ():
             raise ValueError(f"client_update: weight: got {shown(output.weight)}, accepted: a scalar")
         check_alike("client_update: client_state", output.client_state, state, "the method's init gives it")
@@ -99,6 +104,11 @@ def checked(method: Method, spec: DataSpec) -> Method:
     )
 
 
+def is_breach(error: Exception) -> bool:
+    """Whether an error's line says what breaks the contract; otherwise a method's own code failed, and its traceback helps."""
+    return isinstance(error, ValueError) and ": got " in str(error) and ", accepted: " in str(error)
+
+
 def _returned(method: Method, name: str, *arguments: Any) -> Any:
     """Calls one of a method's functions, with None in place of data that it did not ask for, and returns its result."""
     try:
@@ -107,7 +117,7 @@ def _returned(method: Method, name: str, *arguments: Any) -> Any:
         asked = {"all_states": "the states of all clients"} if name == "broadcast" else {}
         asked |= {"rounds": "how many rounds the run has"}
         lacking = [f"{key}=True where it reads {what}" for key, what in asked.items() if not getattr(method.requires, key)]
-        if not lacking or "None" not in str(error) or "accepted: " in str(error):
+        if not lacking or "None" not in str(error) or is_breach(error):
             raise
         raise ValueError(f"{name}: got None ({one_line(error)}), accepted: Requires with {', '.join(lacking)}") from error
 
@@ -145,41 +155,13 @@ def _check_axis(what: str, tree: PyTree, size: int, of: str) -> None:
             raise ValueError(f"{what}: got {shown(x)}{at and f' at {at}'}, accepted: a leading axis of {size}, {of}")
 
 
-def _check_update(update: PyTree, message: tuple[PyTree, PyTree]) -> None:
-    """Raises ValueError for an array of an update that has another shape than those that were broadcast under its name.
-
-    JAX would broadcast axes of size 1 and subtract without an error. Float arrays may differ in precision. Two arrays have the
-    same name where the path of one ends with that of the other: `params/kernel` of an update is `weights/params/kernel` of the
-    broadcast. A path made only of tuple or list positions does not count as a name. If the update is a single array, it is
-    compared with every broadcast array.
-    """
-    sent = [leaf for part in message for leaf in jax.tree_util.tree_leaves_with_path(part)]
-    for path, x in jax.tree_util.tree_leaves_with_path(update):
-        alike = [y for where, y in sent if not path or _same_name(path, where)]
-        if alike and not any(_is_like(x, y) for y in alike):
-            at = jax.tree_util.keystr(path)
-            got = f"got {shown(x)}{at and f' at {at}'}"
-            raise ValueError(f"client_update: update: {got}, accepted: {shown(alike[0])}, as it was broadcast")
-
-
-def _is_like(x: Any, y: Any) -> bool:
-    """Whether two arrays have one shape, and one dtype or floats of any precision."""
-    dtypes = [jnp.result_type(one) for one in (x, y)]
-    are_floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
-    return jnp.shape(x) == jnp.shape(y) and (are_floats or dtypes[0] == dtypes[1])
-
-
-def _same_name(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    size = min(len(one), len(other))
-    end = one[-size:]
-    return end == other[-size:] and any(not isinstance(key, jax.tree_util.SequenceKey) for key in end)
-
-
 def _check_metrics(what: str, metrics: ClientMetrics, kinds: tuple[type, ...], axis: tuple[int, ...]) -> None:
     """Raises ValueError where a metric has a name of the simulation's own, or another type or shape than a scalar or `axis`."""
     if not isinstance(metrics, Mapping):
         raise ValueError(f"{what}: metrics: got {type(metrics).__name__}, accepted: a mapping of names to metrics")
     for name, metric in metrics.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{what}: metric {name!r}: got {type(name).__name__}, accepted: a text as its name")
         if name in OWNED or name.startswith(OWNED_GROUPS):
             raise ValueError(f"{what}: metric {name!r}: got a name of the simulation's own, accepted: another one")
         if not isinstance(metric, kinds):

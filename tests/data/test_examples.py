@@ -22,6 +22,7 @@ LETTERS = ("a", "b", "c", "d", "e")
         ((), (), np.array(["10", "2", "-1"]), [10, 2, -1], False),
         (("3", "5"), (), [5, 3], [1, 0], False),  # `renumber_labels`
         ((), (), [11, 0], [11, 0], False),
+        (("0.0", "1.0", "10.0"), (), [10, 1], [2, 1], False),  # as pandas writes them
         (LETTERS, ("b", "a"), [0, 1], [1, 0], False),
         (LETTERS, (), [4, -1, 0], [4, -1, 0], True),
         ((), tuple("abcdefghijkl"), [11, 0], [11, 0], True),

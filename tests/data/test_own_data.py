@@ -101,6 +101,16 @@ def test_labels_as_pandas_has_them_and_masked_ones_make_no_class(name, numbers_a
     assert len(dataset.classes) in (0, 2)
 
 
+def test_labels_that_are_empty_texts_and_masked_positions_are_refused():
+    parts = (picture(4, 3, 3), ["cat", "", "dog", " "]), (picture(1, 3, 3, seed=1), ["cat"])
+    assert "labels: 2 are empty texts: give -1 for what is not known" in message_of(
+        ValueError, in_memory, *parts, renumber_labels=True
+    )
+    lists = [np.ma.masked_array([0, 1], [False, True]), np.array([2, 3])]
+    parts = (picture(4, 3, 3), [0, 1] * 2), (picture(1, 3, 3, seed=1), [0])
+    assert "clients[0] has masked positions: leave these out" in message_of(ValueError, in_memory, *parts, clients=lists)
+
+
 @pytest.mark.parametrize("unknown", ["-1.0", "nan", "NaN", "None", "<NA>", "-1"])
 @pytest.mark.parametrize(("zero", "one"), [("0.0", "1.0"), ("5", "7.0"), ("cat", "dog"), ("01", "1"), ("+1", "1")])
 def test_labels_in_a_table_as_pandas_writes_them(tmp_path, unknown, zero, one):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.method import Aggregate, ClientData, Cohort
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort
 from fedjax_ssl.methods.robust import AGGREGATIONS, Faults, with_aggregation, with_faulty_clients
 from tests import engine, tiny, toy
 
@@ -129,6 +129,27 @@ def test_a_robust_average_is_the_same_in_chunks_on_several_devices(aggregation):
 def test_a_method_whose_server_reads_every_update_has_its_own_average_alone():
     with pytest.raises(ValueError, match=r"^server.aggregation: got krum with a method whose server reads every client's "):
         tiny.experiment("fedsiam_d", server__aggregation="krum")
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_an_update_of_another_shape_is_refused_as_without_a_robust_average(aggregation):
+    def client_update(shared, *_):
+        return ClientOutput({"w": shared["w"][:1]}, jnp.float32(1), (), {})
+
+    made = with_aggregation(toy.method()._replace(client_update=client_update), aggregation, 0.2)
+    with pytest.raises(ValueError, match=r"^client_update: update: got float32\[1\] at \['w'\], accepted: float32\[3\]"):
+        made.client_update({"w": jnp.ones(3)}, (), (), None, None)
+
+
+def test_shares_that_are_no_client_are_named_and_cannot_vary(caplog):
+    tiny.experiment("fixmatch", system__faulty=0.01, server__aggregation="krum", server__assumed_faulty=0.01)
+    assert [line for line in caplog.messages if "so few clients" in line] == [
+        "system.faulty=0.01: of so few clients none is faulty",
+        "server.assumed_faulty=0.01: of so few clients a round none is assumed faulty",
+    ]
+    line = r"^values: got \(0.4, 0.41\) with vary=server.assumed_faulty, accepted: other values, as 0.4, 0.41 are ., . clients"
+    with pytest.raises(ValueError, match=line):
+        tiny.experiment("fixmatch", vary="server.assumed_faulty", values=(0.4, 0.41), server__aggregation="trimmed_mean")
 
 
 def test_clients_without_labels_cannot_have_wrong_ones():

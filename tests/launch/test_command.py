@@ -12,7 +12,7 @@ from configs import digits
 from fedjax_ssl.files import FAILURES
 from launch import command, config_file, evaluate, explain, main, run
 from tests import disk, tiny
-from tests.commands import ROOT, launch, refused
+from tests.commands import CONFIG, ROOT, launch, refused
 
 
 def test_configs_are_found_by_name_and_by_path_from_any_folder(tmp_path, monkeypatch):
@@ -177,3 +177,33 @@ def test_an_io_error_before_round_1_has_status_1(tmp_path, config, own_methods):
         failed += done.returncode
         assert done.stderr.count("Input/output error") == done.returncode
     assert failed >= 5
+
+
+BREACHES = {
+    '"client/loss"': "server_update: metric 'client/loss': got a name that client_update has, too, accepted: another one",
+    '"checksum"': "server_update: metric 'checksum': got a name of the simulation's own, accepted: another one",
+    "3": "server_update: metric 3: got int, accepted: a text as its name",
+}
+
+
+@pytest.mark.usefixtures("own_methods")
+@pytest.mark.parametrize("name", BREACHES)
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_a_method_that_breaks_the_contract_is_one_line_of_the_command_too(tmp_path, name, is_dry):
+    made = f"""
+def average_with_a_metric(*, task, client, server, options=average.AverageOptions()):
+    made = average.average(task=task, client=client, server=server, options=options)
+
+    def server_update(*arguments):
+        return made.server_update(*arguments)[0], {{{name}: Sum(0)}}
+
+    return made._replace(server_update=server_update)
+"""
+    head = "from tests import average\nfrom fedjax_ssl.methods import METHODS\nfrom fedjax_ssl.metrics import Sum\n"
+    config = CONFIG.replace("from tests import average\n", head + made)
+    config = config.replace("average.register()", 'METHODS["average"] = average_with_a_metric')
+    (tmp_path / "own.py").write_text(config)
+    done = launch(f"--config={tmp_path / 'own.py'}", f"--workdir={tmp_path / 'run'}", *["--dry_run"] * is_dry)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == f"error: {BREACHES[name]}"
+    assert "Traceback" not in done.stderr

@@ -114,6 +114,18 @@ def test_the_same_trace_in_another_folder_makes_no_group_and_another_trace_does(
     assert len(grouped(tmp_path).groups) == count
 
 
+def test_a_file_of_clients_and_start_weights_are_told_apart_by_their_digests(tmp_path):
+    for key in ("system.file", "model.init"):
+        top, given = tmp_path / key, {key.replace(".", "__"): "/here/own.file"}
+        for seed, digest in enumerate("aab"):
+            write_json(write(top / f"{seed}", seed=seed, **given) / "run.json", {"files": {key: digest * 64}})
+        last = key.rpartition(".")[2]
+        assert [(one.label, len(one.used)) for one in grouped(top).groups] == [
+            (f"{last}=own.file aaaaaaaa", 2),
+            (f"{last}=own.file bbbbbbbb", 1),
+        ]
+
+
 def test_what_should_not_be_compared_is_said_and_a_copy_counts_once(tmp_path):
     write(tmp_path / "a")
     write(tmp_path / "b")

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import fedjax_ssl
+from fedjax_ssl import build
 from fedjax_ssl.data import sources
+from fedjax_ssl.experiment.personalization import personalized
 from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.runs.log import MetricsLog
 from tests import tiny
@@ -190,7 +192,7 @@ def test_a_saved_model_gives_its_logits_again_with_numpy_and_plain_flax(tmp_path
 
 
 def test_a_state_that_is_gone_or_of_other_runs_is_one_line_wherever_it_is_given(tmp_path):
-    experiment = tiny.experiment("fedavg", network="linear")
+    experiment = tiny.experiment("fedavg", network="linear", data__client_test_fraction=0.2)
     state, _ = experiment.start()
     images = experiment.problem.test.images[:2]
     new, _ = next(experiment.rounds(state))
@@ -200,13 +202,15 @@ def test_a_state_that_is_gone_or_of_other_runs_is_one_line_wherever_it_is_given(
         "save_model": lambda state: experiment.save_model(tmp_path / "model.npz", state),
         "rounds": lambda state: next(experiment.rounds(state)),
         "copied": fedjax_ssl.copied,
+        "start": lambda state: build(experiment.settings, start=(experiment, state)),
+        "personalized": lambda state: personalized(experiment, state, 1),
         "split": experiment.simulator.split,
         "evaluate": experiment.simulator.evaluate,
         "round": experiment.simulator.round,
     }
     for name, use in uses.items():
         said = message_of(ValueError, use, state)
-        assert said.startswith("state: got one that a round has consumed, accepted: the newest, or a copy"), name
+        assert "state: got one that a round has consumed, accepted: the newest, or a copy" in said, name
     several = jax.tree.map(lambda x: jax.numpy.stack([x, x]), new)
     for name in ("predict", "inspect", "save_model", "rounds"):
         assert message_of(ValueError, uses[name], several).startswith("state: got that of several runs, accepted: one run's: ")

@@ -81,7 +81,16 @@ def in_lists(method):
     return method._replace(init=lambda *args: (method.init(*args)[0], [method.init(*args)[1]]), client_update=update)
 
 
-OWNED = ("round", "time/round_s", "cost/forward_passes", "eval/loss", "sim/absent", "client/participants", "clients")
+OWNED = (
+    "round",
+    "checksum",
+    "time/round_s",
+    "cost/forward_passes",
+    "eval/loss",
+    "sim/absent",
+    "client/participants",
+    "clients",
+)
 ITS_OWN = "got a name of the simulation's own, accepted: another one"
 REFUSED = {
     "client_update: got tuple, accepted: ClientOutput": replaced(client_update=lambda *_: ({}, 1.0)),
@@ -114,6 +123,7 @@ REFUSED = {
     "client_update: metric 'loss': got float32[3], float32[3], accepted: scalars": client(
         metrics=metric("loss", Mean(jnp.ones(3), jnp.ones(3)))
     ),
+    "client_update: metric 3: got int, accepted: a text as its name": client(metrics=metric(3)),
     "client_update: metrics: got NoneType, accepted: a mapping of names to metrics": client(metrics=lambda _: None),
     **{f"client_update: metric '{name}': {ITS_OWN}": client(metrics=metric(name)) for name in OWNED},
     "server_update: metric 'client/loss': got a name that client_update has, too, accepted: another one": server(
@@ -170,6 +180,9 @@ REFUSED = {
     "labels_at: got 'clients', accepted: 'server' or 'clients', in a tuple": replaced(requires=Requires("clients")),
     "server_training: got ('before',), accepted: 'after' or 'parallel', in a tuple": replaced(
         requires=Requires(server_training=("before",))
+    ),
+    "views: got ('Strong',), accepted: 'labeled' or 'weak' or 'strong', in a tuple": replaced(
+        requires=Requires(views=("Strong",))
     ),
     "method: got NoneType, accepted: a factory that returns a Method": lambda method: None,
 }  # fmt: skip

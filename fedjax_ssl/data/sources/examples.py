@@ -110,7 +110,7 @@ def _matched(where: str, labels: list[int], names: Sequence[str], classes: Seque
 
 
 def _integers(names: Iterable[str | int]) -> list[int]:
-    """The integers that all names are, each once; empty: they are not."""
+    """The integers that all names are, each once, such as 3, 03 or, from pandas, 3.0; empty: they are not."""
     words = list(map(str, names))
-    found = [int(word) for word in words if re.fullmatch("-?[0-9]{1,18}", word)]
+    found = [int(word.partition(".")[0]) for word in words if re.fullmatch(r"-?[0-9]{1,18}(\.0*)?", word)]
     return found if len(set(found)) == len(words) else []

@@ -71,7 +71,9 @@ def clients(where: str, given: Any, num_examples: int) -> Numbers:
 
 def _of_lists(where: str, lists: Sequence[Any], num_examples: int) -> Numbers:
     numbers = np.full(num_examples, UNLABELED, np.int32)
-    for k, rows in enumerate(map(np.asarray, lists)):
+    for k, rows in enumerate(map(array_of, lists)):
+        if np.ma.is_masked(rows):
+            raise ValueError(f"{where}: clients[{k}] has masked positions: leave these out")
         if not len(rows) or rows.dtype.kind not in "iu":
             got = f"dtype {rows.dtype}" if len(rows) else "no position"
             raise ValueError(f"{where}: clients[{k}] has {got}: give the positions of its training examples, or leave it out")

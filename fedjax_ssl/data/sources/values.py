@@ -79,6 +79,8 @@ def _text(what: str, values: Sequence[str]) -> Values:
 
     It also names texts that are one number written in several ways, such as 1 and 01, which stay apart.
     """
+    if empty := sum(not value.strip() for value in values):
+        raise ValueError(f"{what}: {empty} are empty texts: give -1 for what is not known")
     if missing := [value for value in values if value in MISSING]:
         kinds = " or ".join(sorted(set(missing)))
         _log.warning("%s: %d are %s and count as not known, as -1 does: rename a class of that name", what, len(missing), kinds)
