@@ -79,6 +79,8 @@ def listed(what: str) -> Iterator[tuple[str, str]]:
             yield name, f"{known.classes} classes, {known.kind}: {known.citation}"
         yield "npz", "a file of your own: arrays of images and labels"
         yield "image_folder", "a folder of your own: a folder of images for each class"
+        yield "parquet", "a folder of your own: parquet files with a column of images, as Hugging Face's datasets has them"
+        yield "hf/OWNER/NAME", "a dataset of images on the Hugging Face Hub"
         yield "text_features", "a file of your own: features of texts, from launch.text_features"
         yield "synthetic", "small random images of ten classes, for tests"
 

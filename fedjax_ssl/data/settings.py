@@ -27,7 +27,8 @@ class DataSettings(Model):
 
     name: str = Field(
         default="cifar10",
-        description="The dataset: one that `launch.explain datasets` lists, or another name of TensorFlow Datasets (TFDS).",
+        description="The dataset: one that `launch.explain datasets` lists, or another name of TensorFlow Datasets (TFDS), "
+        "or hf/OWNER/NAME, a dataset of images on the Hugging Face Hub.",
     )
     data_dir: Annotated[str, ReadWhere({"run.reads_files": SET})] = Field(
         default="",
@@ -42,7 +43,23 @@ class DataSettings(Model):
     )
     path: str = Field(
         default="",
-        description="Path of the file or folder of your own data, for the names `npz`, `image_folder` and `text_features`.",
+        description="Path of the file or folder of your own data, for the names `npz`, `image_folder`, `parquet` and "
+        "`text_features`.",
+    )
+    image_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
+        default="", description="The column of images. If it is empty, it is the only column of images."
+    )
+    label_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
+        default="",
+        description="The column of labels. If it is empty, it is the only one of classes or called `label`.",
+    )
+    client_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
+        default="",
+        description="The column that says whose an example is, such as `writer_id`, for `partition=natural`. If it is empty, "
+        "nobody's.",
+    )
+    resize: Annotated[Count, ReadWhere({"run.has_columns": SET})] = Field(
+        default=0, description="Height and width in pixels to which images are resized; 0 leaves them as they are."
     )
     resplit: Numbers = Field(
         default=(),

@@ -133,12 +133,17 @@ def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
     return Assignment(server, labeled, unlabeled, pooled, int(np.sum(~assigned)), tuple(notes), validation, tests)
 
 
-def log_notes(assignment: Assignment, num_examples: int) -> None:
-    """Logs how many training examples no client gets or validation takes, and where the split differs from the request."""
+def log_notes(assignment: Assignment, num_examples: int, *, of_clients: bool = True) -> None:
+    """Logs how many training examples no client gets or validation takes, and where the split differs from the request.
+
+    What concerns clients is logged only `of_clients`: of a method that reads their data.
+    """
     if len(assignment.validation):
         _log.info("%d examples are for validation", len(assignment.validation))
     if assignment.client_test:
         _log.info("%d examples are for tests of the clients that have them", sum(map(len, assignment.client_test)))
+    if not of_clients:
+        return
     if assignment.unassigned:
         _log.info("%d of %d training examples are given to no client", assignment.unassigned, num_examples)
     for note in assignment.notes:

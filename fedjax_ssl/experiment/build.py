@@ -60,9 +60,10 @@ def build(
     if dataset is not None and not isinstance(dataset, sources.Dataset):
         raise ValueError(f"dataset: got {type(dataset).__name__}, accepted: what sources.from_arrays or from_features returns")
     drawn = drawn_runs(_settings_of(config, method, model), dataset, reads=reads)
-    for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
-        split.log_notes(assignment, len(plan.dataset.train_labels))
     experiment = assembled(drawn, layout, widths, start)
+    requires = experiment.method.requires
+    for plan, assignment in zip(drawn.plans, drawn.assignments, strict=True):
+        split.log_notes(assignment, len(plan.dataset.train_labels), of_clients=requires.clients or requires.next_cohort)
     given, data, shape = drawn.config.data, experiment.settings.data, experiment.problem.spec.image_shape
     views = {view: getattr(data, view) for view in VIEWS}
     if "default" in (given.weak, given.strong) and len(shape) == 3:
@@ -346,6 +347,7 @@ def load_dataset(settings: Settings, *, reads: bool = True) -> sources.Dataset:
     folder, path, resplit = data.data_dir or None, data.path or None, data.resplit or None
     options: dict[str, Any] = {"resplit": resplit, "renumber_labels": data.renumber_labels, "seed": settings.seed}
     options["validation"] = data.validation == "own"
+    options["columns"] = sources.Columns(data.image_column, data.label_column, data.client_column, data.resize)
     with naming("data"):
         found = None if reads or path else stand_in.load(data.name, folder, resplit, validation=options["validation"])
         return found or sources.load(data.name, data_dir=folder, path=path, download=data.download and reads, **options)

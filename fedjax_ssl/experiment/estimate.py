@@ -161,7 +161,8 @@ def described(experiment: Experiment) -> Iterator[str]:
     yield f"data      {settings.data.name}: {examples}, {spec.num_classes} classes"
     if says := experiment.dataset.sizes_from:
         yield f"          not read: random images, as many as {says} says, in classes of equal size, give what is below"
-    yield f"clients   {spec.num_clients:,}, {spec.cohort_size:,} a round; examples of each: {counts}"
+    if experiment.method.requires.clients:
+        yield f"clients   {spec.num_clients:,}, {spec.cohort_size:,} a round; examples of each: {counts}"
     yield f"server    {plural(data.server.count.sum(), 'labeled example')}"
     network = f"{experiment.num_params:,} parameters, {found.forward_flops / 1e6:,.3g} MFLOP forward an example"
     yield f"network   {settings.model.name}: {network}"

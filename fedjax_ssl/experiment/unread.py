@@ -29,6 +29,7 @@ SAID: dict[str, str] = {
         "a method that reads the clients' data, unless data.labeled_partition and data.unlabeled_partition both replace it"
     ),
     "run.reads_files": "data that are read from files",
+    "run.has_columns": "data.name=parquet or hf/OWNER/NAME",
     **{f"run.has_{view}_views": f"a method that trains on {view} views" for view in VIEWS},
     **{
         f"run.partition_reads_{key}": f"a partition by {' or '.join(names)}"
@@ -57,6 +58,7 @@ def facts(settings: Settings, method: Method, *, has_batch_norm: bool) -> dict[s
         "run.prepares": method.prepare is not Method._field_defaults["prepare"],
         "run.has_one_partition": has_client_data and data.partition in schemes,
         "run.reads_files": data.name not in (DIGITS, SYNTHETIC),
+        "run.has_columns": data.name == "parquet" or data.name.startswith("hf/"),
     }
     found |= {f"run.has_{view}_views": view in views for view in VIEWS}
     for key in OF_PARTITIONS:

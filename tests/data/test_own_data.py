@@ -60,7 +60,7 @@ def test_names_and_any_integers_are_numbered_and_the_mapping_is_logged(tmp_path,
     assert "image_folder: labels are numbered: 0 = cat, 1 = dog" in caplog.messages
     assert "arrays: labels are numbered: 0 = 7, 1 = 30" in caplog.messages
     message = message_of(ValueError, sources.load, "digits", renumber_labels=True)
-    assert message == "renumber_labels=True is for npz and image_folder, got name='digits': drop it"
+    assert message == "renumber_labels=True is for npz, image_folder, parquet and hf/..., got name='digits': drop it"
 
 
 class NA:

@@ -113,3 +113,11 @@ def test_a_run_of_days_says_so_before_its_first_round(tmp_path, monkeypatch):
         done.stderr
     )
     assert began == [1_000_000]
+
+
+@pytest.mark.parametrize("method", tiny.WITHOUT_CLIENTS)
+def test_nothing_is_said_of_clients_where_a_method_has_none(caplog, method):
+    with caplog.at_level("INFO"):
+        experiment = build(tiny.config(method, data__num_clients=7))
+    assert not [line for line in caplog.messages if "given to no client" in line or "have no" in line]
+    assert not [line for line in estimate.described(experiment) if line.startswith("clients")]

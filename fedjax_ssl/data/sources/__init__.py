@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_ssl.data.catalog import DATASETS, ORIGINALS, known
-from fedjax_ssl.data.sources import builtin, folders, labels, npz, originals, quality, text, tfds
+from fedjax_ssl.data.sources import builtin, folders, huggingface, labels, npz, originals, quality, text, tfds
 from fedjax_ssl.data.sources.builtin import synthetic
 from fedjax_ssl.data.sources.checks import Dataset, Part, dataset, named, with_validation
+from fedjax_ssl.data.sources.huggingface import Columns
 from fedjax_ssl.data.sources.resplit import OTHERS, VALID, Splits
 from fedjax_ssl.data.sources.text import Raw, from_features
 from fedjax_ssl.data.sources.values import array_of
@@ -22,8 +23,9 @@ __all__ += ["from_arrays", "from_features", "load", "padded", "synthetic", "unpa
 
 DIGITS, SYNTHETIC = "digits", "synthetic"
 """The name of small random images, which the seed draws."""
-GENERIC = ("npz", "image_folder", "text_features")
+GENERIC = ("npz", "image_folder", "parquet", "text_features")
 """Names for a user's own data: each is also a kind of storage."""
+_SPLIT_ANEW = ("npz", "image_folder", "parquet", "hf")
 
 
 def load(
@@ -36,38 +38,45 @@ def load(
     seed: int = 0,
     download: bool = False,
     validation: bool = False,
+    columns: Columns = Columns(),
 ) -> Dataset:
-    """Loads a dataset by name: one of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, or a TFDS name.
+    """Loads a dataset by name: of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, hf/OWNER/NAME, or TFDS's name.
 
     `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); a dataset
     that it has in neither form is fetched into it, if `download` is true. `path` is the file or folder of a dataset that is
     stored as one of GENERIC, as `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`; it has to
     be None for `digits`, `synthetic` and text features. `renumber_labels` is for files of images: their labels, integers or
     text, become 0..C-1 in sorted order, and the log says which is which. The seed draws `resplit` and `synthetic`.
-    With `validation` the data have to have a validation part of their own, which is read, too. Raises
-    FileNotFoundError, which says what to get where, and ValueError for an unknown name, an argument that the source does not
-    take, or unusable data.
+    `columns` are those of `parquet` and of the Hub's datasets, whose names begin with hf/. With `validation` the data have to
+    have a validation part of their own, which is read, too. Raises FileNotFoundError, which says what to get where, and
+    ValueError for an unknown name, an argument that the source does not take, or unusable data.
     """
     if name == "chestmnist":
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
     about = known(name)
-    kind = about.kind if about else name if name in (*GENERIC, SYNTHETIC) else "tfds"
+    of_hub = "hf" if name.startswith(huggingface.PREFIX) else "tfds"
+    kind = about.kind if about else name if name in (*GENERIC, SYNTHETIC) else of_hub
     if path is not None and kind not in GENERIC:
         raise ValueError(f"path={path!r} is for {', '.join(GENERIC)} and their kind, got name={name!r}: drop it, or rename")
-    if resplit is not None and kind not in ("npz", "image_folder", "tfds"):
+    if resplit is not None and kind not in (*_SPLIT_ANEW, "tfds"):
         raise ValueError(f"resplit={resplit!r} is for datasets of images that are stored, got name={name!r}: drop it")
-    if renumber_labels and kind not in ("npz", "image_folder"):
-        raise ValueError(f"renumber_labels=True is for npz and image_folder, got name={name!r}: drop it")
-    if validation and kind not in ("npz", "image_folder", "tfds"):
+    if renumber_labels and kind not in _SPLIT_ANEW:
+        raise ValueError(f"renumber_labels=True is for {', '.join(_SPLIT_ANEW[:-1])} and hf/..., got name={name!r}: drop it")
+    if validation and kind not in (*_SPLIT_ANEW, "tfds"):
         raise ValueError(f"{name} has no validation part of its own: take {OTHERS}")
     how = Splits(resplit, seed, validation)
     found = tfds.load(name, data_dir, how) if kind == "tfds" else None
     if found is None and path is None and name in ORIGINALS:
         found = originals.load(name, data_dir, how, fetch=download)
+    elif kind in ("parquet", "hf"):
+        if path is None and kind == "parquet":
+            raise ValueError("name='parquet' needs path: give the folder to read")
+        path = path and os.path.expanduser(path)
+        found = quality.warn(huggingface.load(name, path, data_dir, how, renumber_labels, columns, download))
     elif kind in GENERIC:
         found = _from_path(name, kind, path, how, renumber_labels)
         found = found if about else quality.warn(found)
-    elif kind != "tfds":
+    elif kind not in ("tfds", "hf"):
         found = builtin.digits() if name == DIGITS else synthetic(seed=seed)
     if found is None:
         names = [*GENERIC, SYNTHETIC, *DATASETS]

@@ -213,7 +213,7 @@ def _joined(labeled: Files, unlabeled: Files) -> Files:
 
 def _read(name: str, path: str, files: Mapping[str, Files]) -> dict[str, Part]:
     """The images of all files, gray if all are, with their labels and clients."""
-    shape = images.decode(next(iter(files.values())).paths[0])[0].shape[:2]
+    shape = images.of_file(next(iter(files.values())).paths[0])[0].shape[:2]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         read = {split: images.read(one.paths, shape, threads) for split, one in files.items()}
     if transparent := sum(one.transparent for one in read.values()):

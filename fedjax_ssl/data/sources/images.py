@@ -2,10 +2,10 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped, UInt8
@@ -102,6 +102,10 @@ def decoded(content: UInt8[np.ndarray, " N"], flag: int) -> Shaped[np.ndarray, "
     return found[0] if found else None
 
 
+Decoded = tuple[UInt8[np.ndarray, "H W ch"], bool]
+Decode = Callable[[Any], Decoded]
+
+
 class Read(NamedTuple):
     """RGB images, how many of the files were not gray, and how many had transparent pixels."""
 
@@ -110,18 +114,22 @@ class Read(NamedTuple):
     transparent: int
 
 
-def read(paths: Sequence[Path], shape: tuple[int, ...], threads: ThreadPoolExecutor) -> Read:
-    """The images of files, all of height and width `shape`; ValueError names a file that has another size or is damaged."""
-    images = np.empty((len(paths), *shape, 3), np.uint8)
+def read(items: Sequence[Any], shape: tuple[int, ...], threads: ThreadPoolExecutor, decode: Decode | None = None) -> Read:
+    """The images of files, all of height and width `shape`; ValueError names a file that has another size or is damaged.
+
+    With `decode` the items are what this function takes.
+    """
+    images = np.empty((len(items), *shape, 3), np.uint8)
+    decode = decode or of_file
 
     def fill(start: int) -> tuple[int, int]:
         colored = transparent = 0
-        for row in range(start, min(start + _CHUNK, len(paths))):
-            image, has_transparency = decode(paths[row])
+        for row in range(start, min(start + _CHUNK, len(items))):
+            image, has_transparency = decode(items[row])
             if image.shape[:2] != shape:
                 (height, width), (first_height, first_width) = image.shape[:2], shape
                 raise ValueError(
-                    f"{paths[row]} has {width} x {height} pixels and others {first_width} x {first_height}: "
+                    f"{_named(items[row])} has {width} x {height} pixels and others {first_width} x {first_height}: "
                     "resize all images to one size"
                 )
             colored += image.shape[2] == 3
@@ -129,14 +137,26 @@ def read(paths: Sequence[Path], shape: tuple[int, ...], threads: ThreadPoolExecu
             images[row] = image
         return colored, transparent
 
-    starts = range(0, len(paths), _CHUNK)
+    starts = range(0, len(items), _CHUNK)
     counts = list(bar(threads.map(fill, starts), "reading images", total=len(starts), unit="images", each=_CHUNK))
     return Read(images, sum(colored for colored, _ in counts), sum(transparent for _, transparent in counts))
 
 
-def decode(path: Path) -> tuple[UInt8[np.ndarray, "H W ch"], bool]:
-    """The gray or RGB image of a file, upright as EXIF has it, and whether it had transparent pixels, which become opaque."""
-    content = np.fromfile(regular(path), np.uint8)
+def _named(item: Any) -> str:
+    """What an error calls an item: a path, or the split and the row of a table."""
+    return f"{item[0]}[{item[-1]}]" if isinstance(item, tuple) else str(item)
+
+
+def of_file(path: Path) -> Decoded:
+    """The image of a file, see `upright`."""
+    return upright(np.fromfile(regular(path), np.uint8), str(path))
+
+
+def upright(content: UInt8[np.ndarray, " N"], path: str) -> Decoded:
+    """The gray or RGB image of a file's bytes, upright as EXIF has it, and whether it had transparent pixels.
+
+    These become opaque. Errors call it `path`.
+    """
     try:
         image = decoded(content, cv2.IMREAD_UNCHANGED)
     except ValueError as error:
