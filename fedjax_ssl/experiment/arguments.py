@@ -46,6 +46,7 @@ def system_of(settings: Settings) -> System | None:
         return None
     own = {key: getattr(given, key) for key in ("participation", "round_s", "period_s", "dropout")}
     shortens = given.deadline_s > 0 and given.late == "shortened"
+    own |= {"concurrency": given.concurrency or 2 * settings.cohort_size, "staleness": given.staleness}
     return System(**own, deadline_s=given.deadline_s or math.inf, is_timed=given.is_timed, shortens=shortens)
 
 

@@ -14,6 +14,7 @@ from fedjax_ssl.data.federated import Table
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.local.task import evaluated_weights
 from fedjax_ssl.method import Cohort, Method
+from fedjax_ssl.simulation.asynchronous import inner
 from fedjax_ssl.simulation.round import ClientInputs, Round, RoundData, RunState, run_client
 from fedjax_ssl.simulation.simulator import check_alive
 from fedjax_ssl.simulation.source import capacity, gather_images
@@ -88,7 +89,7 @@ def _chunks(experiment: Experiment, state: RunState, table: Table) -> Iterator[t
         tested = table.index[ids]
         tests = data.train.images[tested], data.train.labels[tested], table.count[ids]
         every = state.clients if experiment.method.requires.all_states else None
-        yield state._replace(clients=clients), every, cohort, rows, tests
+        yield state._replace(server=inner(state.server), clients=clients), every, cohort, rows, tests
 
 
 def _right(

@@ -13,6 +13,21 @@ def check_stop(config: Settings, method: Method) -> None:
         raise ValueError(f"client.on_nonfinite: got stop with {other}, accepted: skip")
 
 
+def _check_async(settings: Settings, method: Method) -> None:
+    """Raises ValueError where asynchronous rounds cannot be."""
+    size, number, got = settings.cohort_size, settings.system.concurrency or 2 * settings.cohort_size, "got async"
+    if not method.requires.clients:
+        raise ValueError(f"system.participation: {got} with method.name={settings.method.name}, which has no clients")
+    if method.aggregator != "sum":
+        accepted = "with a method whose server gets the mean of the clients' updates, and server.aggregation=mean"
+        raise ValueError(f"system.participation: {got} where the server reads every client's update, accepted: {accepted}")
+    if number % size:
+        raise ValueError(f"system.concurrency: got {number}, accepted: a multiple of cohort_size = {size}")
+    if settings.rounds <= number // size:
+        what = "as the first rounds only let clients begin"
+        raise ValueError(f"rounds: got {settings.rounds}, accepted: more than system.concurrency / cohort_size, {what}")
+
+
 def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_batch_norm: bool) -> None:
     """Raises ValueError where the labels are not where the method reads them, or settings that it reads do not go together."""
     requires, data, name = method.requires, settings.data, settings.method.name
@@ -32,6 +47,8 @@ def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_ba
     if (system := settings.system).faulty and system.fault == "labels" and requires.clients and data.labels_at == "server":
         accepted = "sign_flip or noise, as clients have no labels"
         raise ValueError(f"system.fault: got labels with data.labels_at=server, accepted: {accepted}")
+    if system.participation == "async":
+        _check_async(settings, method)
     if (every := settings.diagnostics.clients_every) and not requires.clients:
         raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
     when = settings.server.training.when

@@ -5,17 +5,30 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from fedjax_ssl.options import SET, Fraction, Model, Rate, ReadWhere, Weight
+from fedjax_ssl.options import SET, Count, Fraction, Model, Rate, ReadWhere, Weight
 
 
 class SystemSettings(Model):
     """System heterogeneity: clients that are slow, late, away, drop out or are faulty. By default there is none."""
 
-    participation: Literal["uniform", "weighted", "available"] = Field(
+    participation: Literal["uniform", "weighted", "available", "async"] = Field(
         default="uniform",
         description="Which clients a round draws: all with the same probability (`uniform`), each with a probability "
         "proportional to its number of examples (`weighted`), or uniformly among those that can be reached when the round "
-        "begins (`available`, which needs `trace`).",
+        "begins (`available`, which needs `trace`). With `async` rounds are asynchronous (FedBuff): all clients are drawn with "
+        "the same probability, `concurrency` of them train at any time, and the server steps whenever `cohort_size` updates "
+        "have arrived.",
+    )
+    concurrency: Annotated[Count, ReadWhere(participation=("async",))] = Field(
+        default=0,
+        description="Number of clients that train at any time in asynchronous rounds, a multiple of `cohort_size`. 0 means "
+        "twice `cohort_size`. A round is a step of the server; the first `concurrency` / `cohort_size` rounds only let clients "
+        "begin.",
+    )
+    staleness: Annotated[Weight, ReadWhere(participation=("async",))] = Field(
+        default=0.5,
+        description="Exponent a of the factor (1 + s)^-a of an update that arrives s steps of the server after its client has "
+        "begun. 0 makes late updates count as much as others.",
     )
     trace: str = Field(
         default="",
@@ -107,6 +120,13 @@ class SystemSettings(Model):
     def _check(self) -> Self:
         if self.participation == "available" and not self.trace:
             raise ValueError("system.participation: got available without system.trace, accepted: a trace, or another word")
+        if self.participation == "async":
+            if not self.is_timed:
+                accepted = "with system.speed, system.up, system.down or system.file"
+                raise ValueError(f"system.participation: got async where no client needs time, accepted: {accepted}")
+            if self.trace or self.deadline_s:
+                got = f"system.trace={self.trace}" if self.trace else f"system.deadline_s={self.deadline_s:g}"
+                raise ValueError(f"system.participation: got async with {got}, accepted: without, as clients begin at any time")
         medians = {key: getattr(self, key) for key in ("speed", "up", "down")}
         if self.file and any(medians.values()):
             key, got = next((key, got) for key, got in medians.items() if got)

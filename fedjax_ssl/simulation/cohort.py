@@ -22,7 +22,7 @@ def draw(
         return sample(key, round, spec, rounds)
     assert data.profiles is not None
     windows = jax.tree.map(jnp.asarray, data.profiles.windows)
-    if system.participation == "uniform":
+    if system.participation in ("uniform", "async"):
         ids = sample(key, round, spec, rounds).ids
         return Cohort(ids, round, rounds, are_available(system, jax.tree.map(lambda x: x[ids], windows), round, len(ids)))
     available = are_available(system, windows, round, spec.num_clients)

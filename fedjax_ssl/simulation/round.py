@@ -19,6 +19,7 @@ from fedjax_ssl.data.federated import Array, Examples, FederatedData, Table
 from fedjax_ssl.method import ClientData, ClientOutput, Cohort, Method, ServerData
 from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.simulation import rng
+from fedjax_ssl.simulation.asynchronous import STEP, Arrival
 from fedjax_ssl.simulation.contract import check_names
 from fedjax_ssl.simulation.costs import with_passes
 from fedjax_ssl.simulation.execution import Execution, run_cohort
@@ -174,6 +175,8 @@ def run_round(
         output = output._replace(metrics=of_client)
         if system is not None:
             output = arrived(system, inputs.slot, output, passes, inputs.state)
+            if system.is_async:
+                output = output._replace(update=Arrival(output.update, jnp.float32(output.metrics[SECONDS][0])))
         return contain(output, inputs.state)
 
     output = run_cohort(
@@ -194,7 +197,8 @@ def run_round(
         del metrics["client/participants"]
     if system is not None and system.is_timed:
         waited = metrics.pop(SECONDS)[0]
-        metrics |= {"sim/seconds": Sum(jnp.max(waited)), **({"client/seconds": PerClient(waited)} if record else {})}
+        seconds = metrics.pop(STEP)[0] if system.is_async else jnp.max(waited)
+        metrics |= {"sim/seconds": Sum(seconds), **({"client/seconds": PerClient(waited)} if record else {})}
     new = RunState(server, output.client_states, state.round + 1, state.key)
     if stop:
         is_sound = jnp.all(output.metrics[FAULT][0] == 0)

@@ -19,10 +19,11 @@ from fedjax_ssl.data.federated import Examples, FederatedData, Pool, Table
 from fedjax_ssl.method import Cohort, DataSpec, Method
 from fedjax_ssl.metrics import ClientMetrics, Metrics
 from fedjax_ssl.simulation import client_states, contract, rng
+from fedjax_ssl.simulation.asynchronous import buffered
 from fedjax_ssl.simulation.cohort import draw
 from fedjax_ssl.simulation.execution import CLIENTS, Execution
 from fedjax_ssl.simulation.program import Program
-from fedjax_ssl.simulation.round import Round, RoundData, RunState, assemble, gather, prepare
+from fedjax_ssl.simulation.round import Round, RoundData, RunState, assemble, gather, prepare, run_client
 from fedjax_ssl.simulation.system import System
 
 DRAWN = 64  # rounds whose cohorts the host draws by one call
@@ -52,7 +53,24 @@ class Problem(NamedTuple):
 
     def checked_method(self, number: Number | None) -> Method:
         """The method for a run's number, with functions that check what they return."""
-        return contract.checked(self.method(number), self.spec)
+        method = contract.checked(self.method(number), self.spec)
+        if self.system is None or not self.system.is_async:
+            return method
+        system = self.system
+        return buffered(method, self.spec, system.concurrency, system.staleness, lambda: self._update(method))
+
+    def _update(self, method: Method) -> PyTree:
+        """The shapes of a client's update."""
+
+        def update(key: jax.Array, data: FederatedData) -> PyTree:
+            cohort = Cohort(jnp.zeros(self.spec.cohort_size, jnp.int32), jnp.int32(0), self.rounds)
+            server, clients = method.init(key, self.spec)
+            state = RunState(server, clients, cohort.round, key)
+            ready = assemble(method, state, cohort, cohort, data)
+            return run_client(method, ready.shared, jax.tree.map(lambda x: x[0], ready.inputs)).update
+
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self.data)
+        return jax.eval_shape(update, jax.random.key(0), shapes)
 
     @property
     def first_number(self) -> float | None:

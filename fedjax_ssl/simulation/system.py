@@ -30,13 +30,21 @@ ROUNDING = 1e-6  # of seconds in float32, relative: a client that plans to end a
 class System(NamedTuple):
     """The rules that are the same for all clients."""
 
-    participation: str = "uniform"  # who is drawn: `uniform`, `weighted` by data size, or uniformly among those `available`
+    participation: str = "uniform"  # who is drawn: `uniform`, `weighted` by data size, or uniformly among those `available`;
+    # or `async`: uniformly, and whoever is drawn begins while others are still at work (`simulation.asynchronous`)
     round_s: float = 600.0  # seconds of the trace from one round's begin to the next
     period_s: float = 86_400.0  # seconds after which the trace repeats
     dropout: float = 0.0  # the probability that a client drops out after it has received the model
     deadline_s: float = math.inf  # seconds after which the server waits for nobody
     is_timed: bool = False  # whether clients need time at all
     shortens: bool = False  # whether a slow client takes fewer steps, to end at the deadline; else its update is dropped
+    concurrency: int = 0  # `async`: how many clients train at any time
+    staleness: float = 0.5  # `async`: the exponent of the weight of updates that come late
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the server does not wait for all clients of a round."""
+        return self.participation == "async"
 
 
 class UnevenClient(NamedTuple):

@@ -1,0 +1,150 @@
+"""Asynchronous rounds, FedBuff (Nguyen et al. 2022, Algorithm 1): the server steps whenever M updates have arrived.
+
+Of all clients C train at any time, each from the model that it was given when it began. A round of the simulation is a step of
+the server: M clients begin, one after another, at the times at which the M updates arrive that the step averages, so that C
+stay at work. The first C / M rounds only let clients begin, at time 0, and the server does not step.
+
+An update that comes s steps after its client has begun is multiplied by (1 + s)^-a, and the step averages
+
+    sum_k n_k (1 + s_k)^-a update_k / sum_k n_k
+
+A client computes its update when it begins; until it arrives, by the seconds of `simulation.system`, the update waits in the
+server's state. All clients may be drawn, also those whose update is still under way.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ssl.arrays import Key, PyTree, check_update
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData, averaged, summed
+from fedjax_ssl.metrics import Metrics, Sum, mean
+
+_Pair = tuple[jax.Array, jax.Array]
+STEP = "internal/step_seconds"  # a metric: the seconds from one step of the server to the next
+
+
+class Arrival(NamedTuple):
+    """What a client sends, and after how many seconds it arrives."""
+
+    update: PyTree
+    seconds: jax.Array
+
+
+class Pending(NamedTuple):
+    """Updates that are under way, with leading axis C."""
+
+    update: PyTree
+    weight: jax.Array
+    seconds: jax.Array  # until it arrives
+    begun: jax.Array  # int32, the server's step at which its client has begun; -1: there is none
+
+
+class Buffered(NamedTuple):
+    """The server's state, and what is under way to it."""
+
+    server: PyTree
+    pending: Pending
+    steps: jax.Array  # int32, how many steps the server has made
+
+
+def inner(server: PyTree) -> PyTree:
+    """The method's own server state in that of a run, asynchronous or not."""
+    return server.server if isinstance(server, Buffered) else server
+
+
+def buffered(method: Method, spec: DataSpec, concurrency: int, exponent: float, update: Callable[[], PyTree]) -> Method:
+    """The method with asynchronous rounds; `update` gives the shapes of an update.
+
+    Its clients' updates have to become `Arrival`s before they are stacked.
+    """
+
+    def init(key: Key, data_spec: DataSpec) -> tuple[PyTree, PyTree]:
+        server, clients = method.init(key, data_spec)
+        none = jax.tree.map(lambda x: jnp.zeros((concurrency, *x.shape), x.dtype), update())
+        empty = Pending(none, *(jnp.full(concurrency, x) for x in (jnp.float32(0), jnp.float32(0), jnp.int32(-1))))
+        return Buffered(server, empty, jnp.int32(0)), clients
+
+    def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
+        return method.broadcast(server.server, clients, cohort)
+
+    def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
+        output = method.client_update(shared, per_client, state, data, key)
+        check_update(output.update, (shared, per_client))
+        return output
+
+    def server_update(server: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
+        begun = jnp.full(spec.cohort_size, server.steps)
+        started = Pending(aggregate.update.update, aggregate.weight, aggregate.update.seconds, begun)
+        is_filling = server.pending.begun[-1] < 0
+        arrived, pending, seconds = jax.lax.cond(is_filling, _filled, _advanced, server.pending, started)
+        staleness = server.steps - arrived.begun
+        scaled = jax.tree.map(lambda x: _scaled(x, (1.0 + staleness) ** -exponent), arrived.update)
+        average = averaged(summed(Aggregate(scaled, arrived.weight)))
+
+        def step() -> tuple[PyTree, Metrics]:
+            return method.server_update(server.server, average, data, key)
+
+        def rest() -> tuple[PyTree, Metrics]:
+            return server.server, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step)[1])
+
+        new, metrics = jax.lax.cond(is_filling, rest, step)
+        own = {STEP: Sum(seconds), "server/staleness": mean(staleness, arrived.weight > 0)}
+        return Buffered(new, pending, server.steps + ~is_filling), {**metrics, **own}
+
+    def prepare(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
+        new, metrics = method.prepare(server.server, data, key)
+        return server._replace(server=new), metrics
+
+    def of_inner(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda server, *arguments: function(inner(server), *arguments)
+
+    return method._replace(
+        init=init,
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        prepare=prepare,
+        predict={name: of_inner(function) for name, function in method.predict.items()},
+        predict_client={name: of_inner(function) for name, function in method.predict_client.items()},
+        aggregator="stack",
+        parameters=lambda sent: method.parameters(sent.update if isinstance(sent, Arrival) else sent),
+    )
+
+
+def _filled(pending: Pending, started: Pending) -> tuple[Pending, Pending, jax.Array]:
+    """While places are empty: nothing arrives, and those who begin take places; no time passes."""
+    first = jnp.sum(pending.begun >= 0)
+
+    def put(x: jax.Array, new: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), first, axis=0)
+
+    nothing = started._replace(weight=jnp.zeros_like(started.weight))
+    return nothing, jax.tree.map(put, pending, started), jnp.float32(0)
+
+
+def _advanced(pending: Pending, started: Pending) -> tuple[Pending, Pending, jax.Array]:
+    """What has arrived, what is under way then, and the seconds until the last one has arrived.
+
+    Whenever an update arrives, the next of those who begin takes its place.
+    """
+    size, number = len(pending.weight), len(started.weight)
+
+    def next_one(carry: _Pair, one: jax.Array) -> tuple[_Pair, _Pair]:
+        places, ends = carry  # which update is in each place, and when it arrives
+        at = jnp.argmin(ends)
+        now, arrived = ends[at], places[at]
+        return (places.at[at].set(size + one), ends.at[at].set(now + started.seconds[one])), (arrived, now)
+
+    (places, ends), (arrived, times) = jax.lax.scan(next_one, (jnp.arange(size), pending.seconds), jnp.arange(number))
+    both = jax.tree.map(lambda x, new: jnp.concatenate([x, new.astype(x.dtype)]), pending, started)
+    taken, left = (jax.tree.map(lambda x, rows=rows: x[rows], both) for rows in (arrived, places))
+    return taken, left._replace(seconds=ends - times[-1]), times[-1]
+
+
+def _scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """Floats [M, ...] times a factor [M]; other numbers, such as counts, as they are."""
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    return (x * factor.reshape(-1, *[1] * (x.ndim - 1))).astype(x.dtype) if is_float else x
