@@ -97,7 +97,7 @@ def test_npz_resplit_merges_everything_and_stratifies(tmp_path):
 
 def test_arguments_of_npz_are_refused_elsewhere():
     message = message_of(ValueError, sources.load, "digits", path="a.npz")
-    assert "path='a.npz' is for npz, image_folder, text_features and their kind, got name='digits'" in message
+    assert "path='a.npz' is for npz, image_folder, parquet, text_features and their kind, got name='digits'" in message
     for name in ("digits", "ag_news", "synthetic"):
         message = message_of(ValueError, sources.load, name, resplit=[1])
         assert "resplit=[1] is for datasets of images that are stored" in message
@@ -116,7 +116,7 @@ BY_PATH = [name for name, about in DATASETS.items() if about.kind in sources.GEN
 @pytest.mark.parametrize("name", [*sources.GENERIC, *BY_PATH])
 def test_a_missing_file_says_what_to_give_or_to_fetch(tmp_path, name):
     about, missing = DATASETS.get(name), str(tmp_path / "missing")
-    what = "folder" if (about.kind if about else name) == "image_folder" else "file"
+    what = "folder" if (about.kind if about else name) in ("image_folder", "parquet") else "file"
     assert message_of(FileNotFoundError, sources.load, name, path=missing).startswith(f"path={missing}: no such {what}: give")
     if about is None:
         assert message_of(ValueError, sources.load, name) == f"name={name!r} needs path: give the {what} to read"

@@ -150,7 +150,7 @@ def test_tfds_default_folder_is_that_of_tfds(tiny_dir, no_network, monkeypatch):
         ("cifar01", "did you mean 'cifar10'?"),
         ("CIFAR10", "did you mean 'cifar10'?"),
         ("digit", "did you mean 'digits'?"),
-        ("", "accepted: npz, image_folder, text_features, synthetic, digits, cifar10, cifar100, svhn_cropped"),
+        ("", "accepted: npz, image_folder, parquet, text_features, synthetic, digits, cifar10, cifar100, svhn_cropped"),
         ("../cifar10", "unknown dataset name='../cifar10'"),
         ("huggingface:mnist", "unknown dataset name='huggingface:mnist'"),
         ("qqqqqqqqqq", "or what TFDS has prepared in data_dir="),

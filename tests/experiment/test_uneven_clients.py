@@ -46,7 +46,9 @@ def test_keys_become_rules_and_profiles(tmp_path):
     files = {"file": str(tmp_path / "rates.csv"), "trace": str(tmp_path / "trace.csv")}
     made = experiment(**files, participation="available", period_s=90.0, deadline_s=5.0, late="shortened")
     rules, profiles = made.problem.system, made.problem.tables[0]["profiles"]
-    assert rules == ("available", 600.0, 90.0, 0.0, 5.0, True, True)
+    assert rules[:7] == ("available", 600.0, 90.0, 0.0, 5.0, True, True)
+    late = experiment(**files | {"trace": ""}, participation="async", concurrency=15, staleness=2.0).problem.system
+    assert (late.is_async, late.concurrency, late.staleness) == (True, 15, 2.0)
     assert profiles.speed.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert profiles.up.tolist() == [10, 20, 30, 40, 50, 60, 70, 80]
     assert profiles.windows.tolist() == [[[0, 10]] if k == 3 else [[0, 0]] for k in range(8)]

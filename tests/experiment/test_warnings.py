@@ -59,6 +59,12 @@ DOUBTFUL = [
         {"server__optimizer__name": "adam"},
         "server.optimizer.name=adam: it steps with the average of the clients' updates",
     ),
+    ("fixmatch", {"system__faulty": 0.01}, "system.faulty=0.01: of so few clients none is faulty"),
+    (
+        "fixmatch",
+        {"server__aggregation": "krum", "server__assumed_faulty": 0.01},
+        "server.assumed_faulty=0.01: of so few clients a round none is assumed faulty",
+    ),
     ("fl2", {"diagnostics__clients_every": 5}, "diagnostics.clients_every=5: no round's clients are recorded"),
     ("fl2", {"eval_every": 5}, "eval_every=5: only the last round is evaluated"),
 ]
