@@ -58,7 +58,7 @@ def inner(server: PyTree) -> PyTree:
 def buffered(method: Method, spec: DataSpec, concurrency: int, exponent: float, update: Callable[[], PyTree]) -> Method:
     """The method with asynchronous rounds; `update` gives the shapes of an update.
 
-    Its clients' updates have to become `Arrival`s before they are stacked.
+    The update of each client has to become an `Arrival` before updates are stacked.
     """
 
     def init(key: Key, data_spec: DataSpec) -> tuple[PyTree, PyTree]:
