@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -241,3 +242,11 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path, text, line):
     (tmp_path / "typo.toml").write_text(f"{others}{text}\n")
     said = refused("typo.toml", *["--small"] * (not text), cwd=tmp_path, program=sweep)
     assert said.startswith(f"error: typo.toml: {line}")
+
+
+def test_keys_that_no_run_of_a_sweep_reads_are_named():
+    cells = from_words("digits:supervised", "", ["client.epochs=1,2", "rounds=3,4"]).cells()
+    config = {"rounds": 3}  # of a run's config reports keep what the run reads
+    done = [SimpleNamespace(cell=cell, runs=[SimpleNamespace(error="", config=config)]) for cell in cells]
+    assert sweep._unread(done) == ["client.epochs: no run of this sweep reads it"]
+    assert sweep._unread([SimpleNamespace(cell=cells[0], runs=[])]) == []
