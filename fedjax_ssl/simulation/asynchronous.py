@@ -18,8 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ssl.arrays import Key, PyTree, check_update
-from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData, averaged, summed
+from fedjax_ssl.arrays import Key, PyTree
+from fedjax_ssl.method import Aggregate, Cohort, DataSpec, Method, ServerData, averaged, summed
 from fedjax_ssl.metrics import Metrics, Sum, mean
 
 _Pair = tuple[jax.Array, jax.Array]
@@ -30,16 +30,16 @@ class Arrival(NamedTuple):
     """What a client sends, and after how many seconds it arrives."""
 
     update: PyTree
-    seconds: jax.Array
+    seconds: jax.Array  # float32 scalar
 
 
 class Pending(NamedTuple):
     """Updates that are under way, with leading axis C."""
 
     update: PyTree
-    weight: jax.Array
-    seconds: jax.Array  # until it arrives
-    begun: jax.Array  # int32, the server's step at which its client has begun; -1: there is none
+    weight: jax.Array  # float32 [C]
+    seconds: jax.Array  # float32 [C], until it arrives
+    begun: jax.Array  # int32 [C], the server's step at which its client has begun; -1: there is none
 
 
 class Buffered(NamedTuple):
@@ -47,7 +47,7 @@ class Buffered(NamedTuple):
 
     server: PyTree
     pending: Pending
-    steps: jax.Array  # int32, how many steps the server has made
+    steps: jax.Array  # int32 scalar, how many steps the server has made
 
 
 def inner(server: PyTree) -> PyTree:
@@ -70,11 +70,6 @@ def buffered(method: Method, spec: DataSpec, concurrency: int, exponent: float, 
     def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
         return method.broadcast(server.server, clients, cohort)
 
-    def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
-        output = method.client_update(shared, per_client, state, data, key)
-        check_update(output.update, (shared, per_client))
-        return output
-
     def server_update(server: PyTree, aggregate: Aggregate, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
         begun = jnp.full(spec.cohort_size, server.steps)
         started = Pending(aggregate.update.update, aggregate.weight, aggregate.update.seconds, begun)
@@ -91,7 +86,7 @@ def buffered(method: Method, spec: DataSpec, concurrency: int, exponent: float, 
             return server.server, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step)[1])
 
         new, metrics = jax.lax.cond(is_filling, rest, step)
-        own = {STEP: Sum(seconds), "server/staleness": mean(staleness, arrived.weight > 0)}
+        own = {STEP: Sum(seconds), "sim/staleness": mean(staleness, arrived.weight > 0)}
         return Buffered(new, pending, server.steps + ~is_filling), {**metrics, **own}
 
     def prepare(server: PyTree, data: ServerData, key: Key) -> tuple[PyTree, Metrics]:
@@ -104,7 +99,6 @@ def buffered(method: Method, spec: DataSpec, concurrency: int, exponent: float, 
     return method._replace(
         init=init,
         broadcast=broadcast,
-        client_update=client_update,
         server_update=server_update,
         prepare=prepare,
         predict={name: of_inner(function) for name, function in method.predict.items()},

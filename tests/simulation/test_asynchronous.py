@@ -91,7 +91,7 @@ def test_steps_of_the_server_are_those_of_a_loop_over_arrivals(name):
         state, row = simulator.round(state)
         np.testing.assert_allclose(inner(state.server)["w"], w, rtol=1e-5)
         assert row["sim/seconds"] == pytest.approx(seconds, rel=1e-4, abs=1e-4)
-        assert row.get("server/staleness") == (None if late is None else pytest.approx(late))
+        assert row.get("sim/staleness") == (None if late is None else pytest.approx(late))
         assert row["client/participants"] == BUFFER
         assert (row["client/non_finite"], row["server/non_finite"]) == (0, 0)
     assert int(state.server.steps) == ROUNDS - CONCURRENCY // BUFFER
@@ -146,7 +146,7 @@ def test_methods_run_asynchronously_and_their_models_are_used_as_ever(tmp_path, 
     experiment = tiny.experiment(method, rounds=4, **{f"system__{key}": value for key, value in keys.items()})
     *_, (state, row) = experiment.rounds()
     assert row["sim/seconds"] > 0
-    assert row["server/staleness"] >= 0
+    assert row["sim/staleness"] >= 0
     assert experiment.predict(state, experiment.problem.test.images[:3]).shape == (3, 10)
     if method != "fedmatch":
         experiment.save_model(tmp_path / "model.npz", state)
