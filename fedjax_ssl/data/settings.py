@@ -75,6 +75,11 @@ class DataSettings(Model):
     validation_fraction: Annotated[float, Field(gt=0, lt=1), ReadWhere(validation=("labels", "pool"))] = Field(
         default=0.1, description="Share of the labeled, or of all training, examples that are taken out for validation."
     )
+    client_test: Literal["share", "own"] = Field(
+        default="share",
+        description="Which examples each client is tested on: a `share` of its own ones, `client_test_fraction`, or, for "
+        "`partition=natural`, those examples of the data's test part that have the client's id (`own`).",
+    )
     client_test_fraction: Annotated[
         float,
         Field(ge=0, lt=1),
@@ -195,6 +200,11 @@ class DataSettings(Model):
         return self.model_copy(update={"weak": weak, "strong": strong, "labeled": labeled})
 
     @property
+    def tests_clients(self) -> bool:
+        """Whether clients have test examples of their own."""
+        return self.client_test == "own" or self.client_test_fraction > 0
+
+    @property
     def is_joint(self) -> bool:
         """Whether one partition covers all examples, and each client has a share of labels within its own."""
         apart = self.labeled_partition or self.unlabeled_partition
@@ -209,6 +219,13 @@ class DataSettings(Model):
                 raise ValueError(f"data.{key}: {given}, accepted: '', or labels_at=clients")
         if self.validation == "labels" and self.labels_at != "server":
             raise ValueError(f"data.validation: got labels with data.labels_at={self.labels_at}, accepted: none, pool, own")
+        if self.client_test == "own" and self.client_test_fraction:
+            accepted = "0, or data.client_test=share"
+            raise ValueError(
+                f"data.client_test_fraction: got {self.client_test_fraction:g} with data.client_test=own, accepted: {accepted}"
+            )
+        if self.client_test == "own" and (self.unlabeled_partition or self.partition) != "natural":
+            raise ValueError("data.client_test: got own, accepted: share, or own with data.partition=natural")
         fractions, per_client = self.labeled_fraction, self.labels_at == "clients" and not apart
         if fractions and len(fractions) not in (1, self.num_clients if per_client else 1):
             accepted = f"one number, or {self.num_clients}, one per client" if per_client else "one number"

@@ -20,7 +20,8 @@ class Assignment(NamedTuple):
     """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`.
 
     Examples for `validation` are nobody's: training examples or, where they are the data's own, positions after these. Nobody
-    trains on those of `client_test` either, on which each client is tested; without them it is empty.
+    trains on those of `client_test` either, on which each client is tested: some of its own or, after all others, examples of
+    the test part. Without them it is empty.
     """
 
     server: Positions
@@ -36,6 +37,17 @@ class Assignment(NamedTuple):
 def draw(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
     """Draws a split of a training set; ValueError if the request cannot be met. No example of unknown class is labeled."""
     _check_natural(dataset, how)
+    drawn = _with_validation(dataset, how, seed)
+    if how.client_test != "own":
+        return drawn
+    if (whose := dataset.test_clients) is None:
+        raise ValueError("client_test=own: the data do not say whose the test examples are: take client_test=share")
+    first = len(dataset.train_labels) + (len(dataset.validation.labels) if dataset.validation is not None else 0)
+    return drawn._replace(client_test=[first + np.flatnonzero(whose == k) for k in range(how.num_clients)])
+
+
+def _with_validation(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
+    """The split, with the examples for validation."""
     if how.validation == "own":
         if dataset.validation is None:
             raise ValueError(f"{dataset.name} has no validation part of its own: take {OTHERS}")
@@ -158,9 +170,12 @@ def tables(dataset: Dataset, assignment: Assignment, *, pooled_by_class: bool = 
     train = Pool(dataset.train_images, dataset.train_labels.astype(np.int32))
     if dataset.validation is not None:
         train = Pool(*(np.concatenate(pair) for pair in zip(train, dataset.validation[:2], strict=True)))
+    test = Pool(dataset.test_images, dataset.test_labels.astype(np.int32))
+    if max((int(row.max(initial=0)) for row in assignment.client_test), default=0) >= len(train.labels):
+        train = Pool(*(np.concatenate(pair) for pair in zip(train, test, strict=True)))
     return FederatedData(
         train=train,
-        test=Pool(dataset.test_images, dataset.test_labels.astype(np.int32)),
+        test=test,
         server=pack([assignment.server]),
         labeled=pack(assignment.labeled),
         unlabeled=pack(assignment.unlabeled),
@@ -180,7 +195,8 @@ def _check_natural(dataset: Dataset, how: DataSettings) -> None:
             "partition=natural: the data do not say whose the examples are: give an array `client` beside the labels or a "
             "column `client` in the CSV (`clients` in from_arrays), or take another partition"
         )
-    found = int(dataset.clients.max()) + 1
+    numbers = dataset.clients if dataset.test_clients is None else np.concatenate([dataset.clients, dataset.test_clients])
+    found = int(numbers.max()) + 1  # with `resplit` the test part may have all examples of a client
     if found != how.num_clients:
         raise ValueError(f"num_clients={how.num_clients} with partition=natural of {found} clients: give num_clients={found}")
 

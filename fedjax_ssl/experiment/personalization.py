@@ -38,7 +38,9 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
     """
     settings, table = experiment.settings, experiment.problem.data.client_test
     if table is None:
-        raise ValueError("personalize: got a run without data.client_test_fraction, accepted: with one, such as 0.2")
+        raise ValueError(
+            "personalize: got a run without data.client_test_fraction, accepted: with one, such as 0.2, or data.client_test=own"
+        )
     if not experiment.method.requires.clients:
         raise ValueError(f"personalize: got method.name={settings.method.name}, which has no clients, accepted: with clients")
     client = settings.client.model_copy(update={"epochs": epochs, "steps": 0})

@@ -100,10 +100,12 @@ class ExecutionSettings(Model):
 class DiagnosticsSettings(Model):
     """What is recorded in addition to the metrics. It changes no result."""
 
-    client_eval_every: Annotated[Count, ReadWhere({"data.client_test_fraction": SET})] = Field(
+    client_eval_every: Annotated[
+        Count, ReadWhere({"data.client_test_fraction": SET}), ReadWhere({"data.client_test": ("own",)})
+    ] = Field(
         default=0,
-        description="Number of rounds between two evaluations of the global model on each client's own test examples, which "
-        "`data.client_test_fraction` holds out. The metrics are `eval/client_accuracy`, the mean over clients, "
+        description="Number of rounds between two evaluations of the global model on each client's own test examples "
+        "(`data.client_test`). The metrics are `eval/client_accuracy`, the mean over clients, "
         "`eval/client_accuracy_sd`, their standard deviation, and `eval/client_accuracy_worst`, the mean of the worst tenth. 0 "
         "evaluates none.",
     )
@@ -319,8 +321,8 @@ class Settings(Model):
         for name, got in (counts | {"diagnostics.client_eval_every": self.diagnostics.client_eval_every}).items():
             if got % together:
                 raise ValueError(f"{name}: got {got} with execution.rounds_per_dispatch={together}, accepted: a multiple of it")
-        if self.diagnostics.client_eval_every and not self.data.client_test_fraction:
-            accepted = "0, or a data.client_test_fraction, such as 0.2"
+        if self.diagnostics.client_eval_every and not self.data.tests_clients:
+            accepted = "0, or a data.client_test_fraction, such as 0.2, or data.client_test=own"
             got = f"got {self.diagnostics.client_eval_every} without examples to test clients on"
             raise ValueError(f"diagnostics.client_eval_every: {got}, accepted: {accepted}")
         if (every := self.diagnostics.clients_every) and together > 1:

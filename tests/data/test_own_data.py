@@ -31,7 +31,7 @@ def test_a_table_beside_a_flat_folder_has_labels_and_clients(tmp_path, caplog):
         dataset = flat(CSV)(tmp_path)
     assert same(dataset[1:5], (pixels(range(4)), [0, 1, 0, -1], pixels((4, 5)), [1, 0]))
     assert dataset.clients.tolist() == [0, 1, 1, 0]
-    clients = "image_folder: 2 clients are numbered: 0 = ann, 1 = bob"
+    clients = "image_folder train: 2 clients are numbered: 0 = ann, 1 = bob"
     assert caplog.messages == [clients, "image_folder: 1 of 4 training examples have no label"]
 
 
@@ -203,7 +203,7 @@ def test_a_stray_image_beside_folders_of_classes_is_counted_and_ids_with_undersc
     assert dataset.clients.tolist() == [0, 0, 1, 1, 1, 0]  # cats 1, 3, 5, then dogs 0, 2, 4; int("1_1") would be 11
     _, passed_over, numbered = caplog.messages
     assert passed_over.startswith(f"{tmp_path}: 1 files or folders are passed over")
-    assert numbered == "image_folder: 2 clients are numbered: 0 = 11, 1 = 1_1"
+    assert numbered == "image_folder train: 2 clients are numbered: 0 = 11, 1 = 1_1"
 
 
 def test_one_table_in_a_folder_of_classes_that_is_split_anew(tmp_path):

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
+from fedjax_ssl.data import sources
 from fedjax_ssl.experiment import evaluation, personalization
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.personalization import personalized
@@ -53,6 +55,66 @@ def test_a_quarter_of_each_clients_examples_is_in_no_table_that_anybody_trains_o
         tests = of_client(with_tests.client_test, k)
         assert np.isin(tests, free).all()
         assert len(tests) == int(0.25 * len(free) + 0.5)
+
+
+WRITERS = np.array(["ann", "bob", "eve"])  # whose examples they are, in the sorted order in which clients are numbered
+
+
+def own_arrays(keys):
+    """Random images of three writers, of whom the test part has another one, too."""
+    rng = np.random.default_rng(0)
+    train, test = WRITERS[np.arange(90) % 3], np.array(["eve", "ann", "zoe", "eve"])
+    images, labels = rng.integers(0, 256, (90, 8, 8), np.uint8), np.arange(90, dtype=np.int32) // 3 % 4
+    return dict(zip(keys, (images, labels, images[:4] // 2, labels[6:10], train, test), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["arrays", "npz", "image_folder", "parquet", "resplit"])
+def test_the_test_part_may_say_whose_its_examples_are(kind, tmp_path):
+    data = {"num_clients": 3, "num_labels": 4, "partition": "natural", "client_test": "own", "validation": "pool"}
+    dataset = None
+    if kind == "arrays":
+        keys = ("train_images", "train_labels", "test_images", "test_labels", "clients", "test_clients")
+        dataset = sources.from_arrays(**own_arrays(keys))
+    elif kind in ("npz", "resplit"):
+        path = tmp_path / "own.npz"
+        np.savez(path, **own_arrays(("x_train", "y_train", "x_test", "y_test", "client", "client_test")))
+        data |= {"name": "npz", "path": str(path)}
+    else:
+        images, labels, test_images, test_labels, train, test = own_arrays("abcdef").values()
+        parts = {"train": (images, labels, train), "test": (test_images, test_labels, test)}
+        data |= {"name": kind, "path": str(tmp_path), "data_dir": str(tmp_path / "kept")}
+        if kind == "parquet":
+            datasets = pytest.importorskip("datasets")
+            for split, (x, y, whose) in parts.items():
+                rows = {"image": [Image.fromarray(one) for one in x], "label": y, "writer": whose}
+                datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image()).to_parquet(
+                    tmp_path / f"{split}.parquet"
+                )
+            data["client_column"] = "writer"
+        else:
+            for split, (x, y, whose) in parts.items():
+                (tmp_path / split).mkdir()
+                for i, one in enumerate(x):
+                    Image.fromarray(one).save(tmp_path / split / f"{i}.png")
+                lines = [f"{i},{y[i]},{whose[i]}" for i in range(len(x))]
+                (tmp_path / f"{split}.csv").write_text("\n".join(["id,label,client", *lines, ""]))
+    if kind == "resplit":
+        data |= {"resplit": (0.8, 0.0, 0.2), "num_clients": 4}
+    found = build(tiny.config("fedavg", cohort_size=3, **{f"data__{key}": one for key, one in data.items()}), dataset)
+    table, train = found.problem.data.client_test, found.problem.train
+    rows = [of_client(table, k) for k in range(data["num_clients"])]
+    at = [row - (len(train.labels) - len(found.dataset.test_labels)) for row in rows]
+    if kind == "resplit":  # every example of a writer is either test or training data
+        assert sorted(np.concatenate(at)) == list(range(len(found.dataset.test_labels)))
+    else:
+        assert [row.tolist() for row in at] == [[1], [], [0, 3]]
+    for row, own in zip(rows, at, strict=True):
+        np.testing.assert_array_equal(train.images[row], found.dataset.test_images[own])
+        np.testing.assert_array_equal(train.labels[row], found.dataset.test_labels[own])
+    held = np.concatenate([*rows, of_client(found.problem.data.validation, 0)])
+    for name in ("server", "labeled", "unlabeled", "client_data", "pooled"):
+        own = getattr(found.problem.data, name)
+        assert not np.isin(held, np.concatenate([of_client(own, k) for k in range(len(own.count))])).any()
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +202,15 @@ def test_what_cannot_be_is_one_line(linear):
         personalized(tiny.experiment("fedavg", network="linear", labels_at="clients"), state, 1)
     with pytest.raises(ValueError, match=r"^diagnostics.client_eval_every: got 2 without examples to test clients on"):
         tiny.experiment("fedavg", diagnostics__client_eval_every=2)
+    with pytest.raises(ValueError, match=r"^data.client_test: got own, accepted: share, or own with data.partition=natural"):
+        tiny.experiment("fedavg", data__client_test="own")
+    with pytest.raises(ValueError, match=r"^data.client_test_fraction: got 0.2 with data.client_test=own, accepted: 0, or"):
+        tiny.experiment("fedavg", data__client_test="own", data__client_test_fraction=0.2)
+    keys = ("train_images", "train_labels", "test_images", "test_labels", "clients")
+    anonymous = sources.from_arrays(**dict(list(zip(keys, own_arrays("abcdef").values(), strict=False))))
+    natural = {"data__partition": "natural", "data__num_clients": 3, "data__num_labels": 4, "cohort_size": 3}
+    with pytest.raises(ValueError, match=r"^data.client_test=own: the data do not say whose the test examples are"):
+        build(tiny.config("fedavg", data__client_test="own", **natural), anonymous)
     with pytest.raises(ValueError, match=r"client_test_fraction=0.001 is less than one example of any client"):
         tiny.experiment("fedavg", data__client_test_fraction=0.001)
     method = made.problem.method(None)

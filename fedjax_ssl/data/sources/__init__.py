@@ -100,6 +100,7 @@ def from_arrays(
     validation_images: Raw | None = None,
     validation_labels: Raw | None = None,
     clients: Raw | Sequence[Raw] | None = None,
+    test_clients: Raw | None = None,
     classes: Sequence[str] | np.ndarray = (),
     renumber_labels: bool = False,
     name: str = "arrays",
@@ -112,7 +113,8 @@ def from_arrays(
     classes' names, where they have some.
 
     `clients` says whose the training examples are, for `data.partition=natural`: an id for each example, integers or text,
-    numbered in sorted order, or K lists of positions, one per client. Validation examples are for `data.validation=own`. A
+    numbered in sorted order, or K lists of positions, one per client. `test_clients` has the ids of the test examples, for
+    `data.client_test=own`; with lists of positions they are 0 to K-1. Validation examples are for `data.validation=own`. A
     `name` of `fedjax_ssl.data.catalog.DATASETS` brings its views. Raises ValueError, with one line on what is wrong.
     """
     splits = {
@@ -122,9 +124,10 @@ def from_arrays(
     if validation_images is not None or validation_labels is not None:
         given = (("images", validation_images), ("labels", validation_labels))
         splits[VALID] = Part(*(_array(name, f"validation {what}", array) for what, array in given))
-    train = splits["train"]
-    if clients is not None:
-        splits["train"] = train._replace(clients=labels.clients(f"{name} train", clients, len(train.images)))
+    ids = {split: own for split, own in (("train", clients), ("test", test_clients)) if own is not None}
+    sizes = {split: len(part.images) for split, part in splits.items()}
+    whose = labels.clients_of_splits(name, ids, sizes, merged=False)
+    splits = {split: part._replace(clients=whose.get(split)) for split, part in splits.items()}
     if renumber_labels:
         splits, found = labels.renumbered(name, splits, merged=False)
         classes = classes if np.size(classes) else found

@@ -36,6 +36,8 @@ class Dataset(NamedTuple):
     num_classes: int
     clients: Classes | None = None
     """Which client each training example belongs to, 0..K-1 or -1 for none, if the dataset says so."""
+    test_clients: Classes | None = None
+    """The same for the test examples."""
     classes: tuple[str, ...] = ()
     """The names of the classes 0..C-1; empty where they are numbers alone."""
     origins: Origins | None = None
@@ -105,7 +107,8 @@ def join(name: str, train: Part, test: Part, num_classes: int | None = None) -> 
         )
     if num_classes == 1:
         raise ValueError(f"{name}: all labels are {largest}: give examples of two classes or more")
-    return Dataset(name, train.images, train.labels, test.images, test.labels, num_classes, train.clients)
+    whose = train.clients, test.clients
+    return Dataset(name, train.images, train.labels, test.images, test.labels, num_classes, *whose)
 
 
 def named(data: Dataset, classes: Sequence[str] | np.ndarray) -> Dataset:

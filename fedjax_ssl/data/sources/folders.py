@@ -7,16 +7,15 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Shaped
+from jaxtyping import Shaped
 
 from fedjax_ssl.data.sources import images
 from fedjax_ssl.data.sources.checks import Dataset, Part, names_of
-from fedjax_ssl.data.sources.labels import clients, numbered
+from fedjax_ssl.data.sources.labels import clients_of_splits, numbered
 from fedjax_ssl.data.sources.resplit import VALID, Splits, with_splits
 from fedjax_ssl.data.sources.tables import columns, rows_of
 from fedjax_ssl.data.sources.values import UNLABELED, from_text
@@ -55,8 +54,6 @@ def load(name: str, path: str, how: Splits, renumber: bool) -> Dataset:
             raise FileNotFoundError(f"path={path} has no folder {missing[0]}/{has and f', but {has}'}: {_NEEDED}")
         found = {split: found[split] for split in how.names if split in found}
     files, classes = _files(root, found or {"all": _whole(root)})
-    if how.resplit is None:
-        files |= {split: own._replace(clients=None) for split, own in files.items() if split != "train"}
     first = next(iter(files))
     if (root / _UNLABELED).is_dir():
         files[first] = _joined(files[first], _unlabeled(root / _UNLABELED))
@@ -68,7 +65,8 @@ def load(name: str, path: str, how: Splits, renumber: bool) -> Dataset:
             "%s: %d images lie elsewhere, and are read through links (first: %s, at %s): remove links that are not meant",
             *(path, len(linked), linked[0], linked[0].resolve()),
         )
-    parts = {split: part._replace(origins=_named(root, files[split])) for split, part in _read(name, path, files).items()}
+    read = _read(name, path, files, merged=how.resplit is not None)
+    parts = {split: part._replace(origins=_named(root, files[split])) for split, part in read.items()}
     renumber = renumber and not classes  # those of folders have their numbers
     return with_splits(name, parts, how, renumber=renumber, classes=classes)
 
@@ -90,7 +88,11 @@ def test_part(path: str) -> tuple[Part, list[str], list[str]]:
         files = {"test": Files(inside.images, np.full(len(inside.images), UNLABELED), None, inside.others)}
     else:
         files, classes = _files(root, {"test": folder})
-    return _read(path, path, files)["test"], classes, _named(root, files["test"]).tolist()
+    return (
+        _read(path, path, {"test": files["test"]._replace(clients=None)})["test"],
+        classes,
+        _named(root, files["test"]).tolist(),
+    )
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
@@ -211,7 +213,7 @@ def _joined(labeled: Files, unlabeled: Files) -> Files:
     return Files(labeled.paths + unlabeled.paths, labels, ids, labeled.others + unlabeled.others)
 
 
-def _read(name: str, path: str, files: Mapping[str, Files]) -> dict[str, Part]:
+def _read(name: str, path: str, files: Mapping[str, Files], *, merged: bool = False) -> dict[str, Part]:
     """The images of all files, gray if all are, with their labels and clients."""
     shape = images.of_file(next(iter(files.values())).paths[0])[0].shape[:2]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -223,16 +225,9 @@ def _read(name: str, path: str, files: Mapping[str, Files]) -> dict[str, Part]:
             *(path, transparent, total),
         )
     channels = 3 if any(one.colored for one in read.values()) else 1
-    numbers = _client_numbers(name, files)
-    return {split: Part(read[split].images[..., :channels], one.labels, numbers[split]) for split, one in files.items()}
-
-
-def _client_numbers(name: str, files: Mapping[str, Files]) -> dict[str, Int32[np.ndarray, " _"] | None]:
-    """The clients of each split's images, numbered over all splits; None where a split has no ids."""
-    given = [one.clients for one in files.values() if one.clients is not None]
-    ids = from_text(f"{name}: clients", [id for ids in given for id in ids])
-    numbers = iter(clients(name, ids, len(ids)) if given else [])
-    return {
-        split: None if one.clients is None else np.array(list(islice(numbers, len(one.clients))), np.int32)
-        for split, one in files.items()
-    }
+    given = {split: one.clients for split, one in files.items() if one.clients is not None}
+    sizes = {split: len(one.labels) for split, one in files.items()}
+    ids = from_text(f"{name}: clients", [id for own in given.values() for id in own])  # all are integers, or all are texts
+    apart = zip(given, np.split(ids, np.cumsum([len(own) for own in given.values()])[:-1]), strict=True) if given else ()
+    whose = clients_of_splits(name, dict(apart), sizes, merged=merged)
+    return {split: Part(read[split].images[..., :channels], one.labels, whose.get(split)) for split, one in files.items()}

@@ -58,7 +58,11 @@ def load(
         raise ValueError(f"data.client_column: got {columns.client!r}, accepted: a column of {name}: {', '.join(features)}")
     pixels = _images(name, place, splits, image, columns.side)
     classes = getattr(features[label], "names", None) or ()
-    whose = _clients(name, splits if how.resplit else {"train": splits["train"]}, columns.client)
+    whose: Mapping[str, np.ndarray] = {}
+    if columns.client:
+        ids = {split: _values(f"{name} {split}: clients", rows, columns.client) for split, rows in splits.items()}
+        sizes = {split: len(rows) for split, rows in splits.items()}
+        whose = labels.clients_of_splits(name, ids, sizes, merged=how.resplit is not None)
     parts = {
         split: Part(pixels[split], _values(f"{name} {split}: labels", rows, label), whose.get(split))
         for split, rows in splits.items()
@@ -72,16 +76,6 @@ def _is_image(_: str, kind: Any) -> bool:
 
 def _is_label(column: str, kind: Any) -> bool:
     return type(kind).__name__ == "ClassLabel" or column in LABELS
-
-
-def _clients(name: str, splits: Mapping[str, Any], column: str) -> dict[str, Shaped[np.ndarray, " N"]]:
-    """The clients of each split's examples, numbered over all these splits; nothing without a column."""
-    if not column:
-        return {}
-    ids = {split: _values(f"{name} {split}: clients", rows, column) for split, rows in splits.items()}
-    numbers = labels.clients(f"{name} {', '.join(ids)}", np.concatenate([*ids.values()]), sum(map(len, ids.values())))
-    ends = np.cumsum([len(own) for own in ids.values()])[:-1]
-    return dict(zip(ids, np.split(numbers, ends), strict=True))
 
 
 def _opened(name: str, path: str | None, place: str, fetch: bool) -> Mapping[str, Any]:

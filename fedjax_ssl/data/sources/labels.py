@@ -50,13 +50,60 @@ def _flat(what: str, values: np.ndarray) -> Ids:
     return values
 
 
+def clients_of_splits(
+    name: str, given: Mapping[str, Any], sizes: Mapping[str, int], *, merged: bool
+) -> dict[str, Int32[np.ndarray, " _"]]:
+    """The clients of the examples of several splits, numbered over all where these are `merged`, else as in `train`.
+
+    `given` has what `clients` takes, for the splits that say it; if `train` does not and they stay apart, none does.
+    """
+    if not given or (not merged and "train" not in given):
+        return {}
+    if not merged:
+        found = {"train": clients(f"{name} train", given["train"], sizes["train"])}
+        own = _ids_of(f"{name} train", given["train"])
+        others = {split: ids for split, ids in given.items() if split != "train"}
+        return found | {split: _alike(f"{name} {split}", ids, own, sizes[split]) for split, ids in others.items()}
+    whole = np.concatenate([_flat(f"{name} {split}: clients", array_of(ids)) for split, ids in given.items()])
+    numbers = clients(f"{name} {', '.join(given)}", whole, sum(sizes[split] for split in given))
+    return dict(zip(given, np.split(numbers, np.cumsum([sizes[split] for split in given])[:-1]), strict=True))
+
+
+def _ids_of(where: str, given: Any) -> Ids:
+    """The ids of clients, in the order of their numbers; with lists of positions they are these numbers."""
+    if _are_lists(given):
+        return np.arange(len(given))
+    ids = _flat(f"{where}: clients", array_of(given))
+    return np.unique(ids[ids != (str(UNLABELED) if ids.dtype.kind == "U" else UNLABELED)])
+
+
+def _alike(where: str, given: Any, known: Shaped[np.ndarray, " K"], num_examples: int) -> Numbers:
+    """The client of each example by the sorted ids that training examples have; -1: it has none of these."""
+    ids = _flat(f"{where}: clients", array_of(given))
+    if len(ids) != num_examples:
+        raise ValueError(f"{where}: {num_examples} examples but {len(ids)} clients' ids: give one id per example")
+    if (ids.dtype.kind == "U") != (known.dtype.kind == "U"):
+        raise ValueError(f"{where}: clients' ids are {ids.dtype} and those of training examples {known.dtype}: give one kind")
+    places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+    has_one = known[places] == ids
+    if not has_one.all():
+        without = int(np.sum(~has_one))
+        _log.info("%s: %d of %d examples are of no client with training examples", where, without, num_examples)
+    return np.where(has_one, places, UNLABELED).astype(np.int32)
+
+
+def _are_lists(given: Any) -> bool:
+    """Whether clients are given as lists of positions, and not as an id for each example."""
+    return not isinstance(given, np.ndarray) and bool(len(given)) and all(np.ndim(rows) == 1 for rows in given)
+
+
 def clients(where: str, given: Any, num_examples: int) -> Numbers:
     """The client of each of `num_examples` examples, numbered from 0 on; -1: nobody's.
 
     `given` is an id per example, integers or text, which are numbered in sorted order (-1 stays), or one list of positions per
     client. Raises ValueError where ids are something else, too few or too many, or an example is in two lists.
     """
-    if not isinstance(given, np.ndarray) and len(given) and all(np.ndim(rows) == 1 for rows in given):
+    if _are_lists(given):
         return _of_lists(where, given, num_examples)
     ids = _flat(f"{where}: clients", array_of(given))
     if len(ids) != num_examples:

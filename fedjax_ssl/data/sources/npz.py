@@ -9,14 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_ssl.data.sources.checks import Dataset, Part, first_line
-from fedjax_ssl.data.sources.labels import clients
+from fedjax_ssl.data.sources.labels import clients_of_splits
 from fedjax_ssl.data.sources.resplit import VALID, Splits, with_splits
 from fedjax_ssl.files import regular
 from fedjax_ssl.host_memory import free_bytes
 
 _SPLITS = ("train", VALID, "test")
 _KEYS = (("x_{}", "y_{}"), ("{}_images", "{}_labels"))
-CLIENT, CLASSES = "client", "classes"
+CLIENTS, CLASSES = {"train": "client", VALID: "client_val", "test": "client_test"}, "classes"
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}  # 3.0 names fields
 UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError, zipfile.BadZipFile, zlib.error)
 """What NumPy raises for damaged, encrypted or pickled arrays."""
@@ -25,14 +25,15 @@ UNREADABLE = (ValueError, OSError, EOFError, RuntimeError, MemoryError, KeyError
 def load(name: str, path: str, how: Splits, renumber: bool) -> Dataset:
     """The dataset in a file, see `sources.load`. With `how.resplit`, a training part is enough."""
     wanted = [key.format(split) for pair in _KEYS for key in pair for split in _SPLITS]
-    arrays, names = read(path, [*wanted, CLIENT, CLASSES])
+    arrays, names = read(path, [*wanted, *CLIENTS.values(), CLASSES])
     for pair in _KEYS:
         keys = {split: [key.format(split) for key in pair] for split in _SPLITS}
         splits = {split: Part(arrays[x], arrays[y]) for split, (x, y) in keys.items() if {x, y} <= arrays.keys()}
         if splits.keys() >= ({"train", "test"} if how.resplit is None else {"train"}):
-            if CLIENT in arrays:
-                train = splits["train"]
-                splits["train"] = train._replace(clients=clients(f"{name} train", arrays[CLIENT], len(train.labels)))
+            ids = {split: arrays[key] for split, key in CLIENTS.items() if key in arrays and split in splits}
+            sizes = {split: len(part.labels) for split, part in splits.items()}
+            whose = clients_of_splits(name, ids, sizes, merged=how.resplit is not None)
+            splits = {split: part._replace(clients=whose.get(split)) for split, part in splits.items()}
             return with_splits(name, splits, how, renumber=renumber, classes=arrays.get(CLASSES, ()))
     raise ValueError(
         f"path={path} holds {', '.join(names) or 'nothing'}: needed are x_train, y_train, x_test, y_test "

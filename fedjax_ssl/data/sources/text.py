@@ -7,7 +7,7 @@ from jaxtyping import Float32
 
 from fedjax_ssl.data.sources import npz
 from fedjax_ssl.data.sources.checks import Dataset, Part, checked_labels, join, named
-from fedjax_ssl.data.sources.labels import clients as numbered_clients
+from fedjax_ssl.data.sources.labels import clients_of_splits
 from fedjax_ssl.data.sources.values import array_of
 
 _NEEDED = ("train_features", "train_labels", "test_features", "test_labels")
@@ -17,14 +17,16 @@ Raw = np.ndarray | Sequence
 
 
 def load(name: str, path: str) -> Dataset:
-    """The dataset in an `.npz` file, whose keys are the arguments of `from_features` (`client` for clients)."""
-    arrays, names = npz.read(path, (*_NEEDED, STRONG, npz.CLIENT, npz.CLASSES))
+    """The dataset in an `.npz` file, whose keys are the arguments of `from_features`, but for those in `npz.CLIENTS`."""
+    whose = {"clients": npz.CLIENTS["train"], "test_clients": npz.CLIENTS["test"]}
+    arrays, names = npz.read(path, (*_NEEDED, STRONG, *whose.values(), npz.CLASSES))
     if not arrays.keys() >= set(_NEEDED):
         raise ValueError(
             f"path={path} holds {', '.join(names) or 'nothing'}: needed are {', '.join(_NEEDED)} (and {STRONG}, if there is "
             "a strong view), as `fedjax-ssl text_features` writes them"
         )
-    return from_features(name=name, num_classes=None, clients=arrays.pop(npz.CLIENT, None), **arrays)
+    ids = {argument: arrays.pop(key, None) for argument, key in whose.items()}
+    return from_features(name=name, num_classes=None, **ids, **arrays)  # type: ignore[arg-type]
 
 
 def from_features(
@@ -36,6 +38,7 @@ def from_features(
     train_strong_features: Raw | None = None,
     num_classes: int | None = None,
     clients: Raw | Sequence[Raw] | None = None,
+    test_clients: Raw | None = None,
     classes: Sequence[str] | np.ndarray = (),
     name: str = "text_features",
 ) -> Dataset:
@@ -52,9 +55,10 @@ def from_features(
         raise ValueError(f"{name}: features have shapes {got}: use one encoder for all, and every training text's strong view")
     where, number = f"{name} train", len(views[0])
     labels = checked_labels(where, array_of(train_labels), number, may_lack_labels=True)
-    owners = None if clients is None else numbered_clients(where, clients, number)
-    train = Part(np.stack(views, 1), labels, owners)
-    tested = Part(test[:, None], checked_labels(f"{name} test", array_of(test_labels), len(test)))
+    ids = {split: own for split, own in (("train", clients), ("test", test_clients)) if own is not None}
+    whose = clients_of_splits(name, ids, {"train": number, "test": len(test)}, merged=False)
+    train = Part(np.stack(views, 1), labels, whose.get("train"))
+    tested = Part(test[:, None], checked_labels(f"{name} test", array_of(test_labels), len(test)), whose.get("test"))
     return named(join(name, train, tested, num_classes), classes)
 
 
