@@ -1,10 +1,31 @@
 """Texts of figures: matplotlib would draw a character that its font lacks as a box, and warn of each."""
 
 import functools
+import re
 import unicodedata
 
 FONT = "DejaVu Sans"
 """The font that comes with matplotlib, so that figures are the same everywhere."""
+MATH = re.compile(r"(\$[^\s$](?:[^$]*[^\s$])?\$)")
+r"""Mathematics in a label, as LaTeX and matplotlib both typeset it: `$\beta = 0.5$`."""
+
+
+@functools.cache
+def error_of_math(text: str) -> str:
+    """What matplotlib does not understand of the mathematics in a text, in one line; empty: nothing."""
+    from matplotlib.mathtext import MathTextParser
+
+    try:
+        for formula in MATH.findall(text):
+            MathTextParser("path").parse(formula)
+    except ValueError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def has_math(text: str) -> bool:
+    """Whether a text has mathematics that can be typeset."""
+    return bool(MATH.search(text)) and not error_of_math(text)
 
 
 @functools.cache

@@ -91,9 +91,14 @@ def _report(made_from: "Source", out: pathlib.Path, own: str) -> tuple[str, dict
 
 def _labels(text: str) -> dict[str, str]:
     """A reader's own labels, from NAME=LABEL with commas between them; ValueError for other text."""
+    from fedjax_ssl.figure_text import error_of_math
+
     found = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     if bad := [part for part in text.split(",") if part and "=" not in part]:
         raise ValueError(f"--labels: got {bad[0]!r}, accepted: NAME=LABEL, with commas between several, such as fl2=Ours")
+    for label in found.values():
+        if error := error_of_math(label):
+            raise ValueError(f"--labels: got {label!r}, accepted: mathematics that matplotlib knows ({error})")
     return {name.strip(): label.strip() for name, label in found.items()}
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import as_text
 from fedjax_ssl.report import statistics, tables
-from fedjax_ssl.report.cells import grid
+from fedjax_ssl.report.cells import chosen_by_validation, grid, results_of
 from fedjax_ssl.runs import sweep
 from fedjax_ssl.runs.folder import check_place
 from fedjax_ssl.runs.lock import owned
@@ -48,6 +48,9 @@ def main(argv: list[str]) -> int:
             print("stopped; the same command goes on", file=sys.stderr)
             return 128 + signal.SIGINT
     print(_accuracies(done, queue.seeds), end="")
+    results = [{"case": one.cell._asdict(), **one.cell._asdict(), "runs": results_of(one.runs)} for one in done]
+    if (best := chosen_by_validation("", results)) is not None:
+        print(tables.text(best), end="")
     ended = [(f"{one.cell.label}, seed {run.config['seed']}", run) for one in done for run in one.runs if not run.error]
     notes = [f"{name}: {note}" for name, run in ended if (note := statistics.instability(run.columns))]
     for line in (*notes, *_unread(done), *changed):

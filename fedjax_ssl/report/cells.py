@@ -21,6 +21,8 @@ HEADER = (
 )  # fmt: skip
 Result = dict[str, Any]
 """A cell: `case` (table, row, column), `config`, `overrides`, `paper`, and `runs`, with the numbers of each or its `error`."""
+HYPERPARAMETERS = ("client.", "server.", "method.", "model.")
+"""How keys begin whose values are chosen by validation."""
 LABELS = ("client/threshold", "client/mask_rate", "diagnostics/pseudo_label_accuracy")
 """Of a run's pseudo-labels: the mean threshold, the share that is accepted, and the share of these that is right."""
 
@@ -133,6 +135,9 @@ def result(run: Run) -> Result:
         return own | {"error": run.error, "diverged": bool(run.reason)} | of_rounds
     wrong, (found, _) = statistics.instability(run.columns), extras.evaluation(run)
     confusion = [] if found is None else found.confusion.astype(int).tolist()
+    kept = "best" if "best/val_accuracy" in summary else "eval"
+    if (validation := summary.get(f"{kept}/val_accuracy")) is not None:
+        own |= {"validation": validation, "accuracy_there": summary[f"{kept}/accuracy"]}
     return own | ({"note": wrong} if wrong else {}) | ({"confusion": confusion} if confusion else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
@@ -176,6 +181,36 @@ def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], note: st
     rows, columns = (dict.fromkeys(place[axis] for place in entries) for axis in (0, 1))
     head = ("", *(column or "accuracy, %" for column in columns))
     return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows), note)
+
+
+def chosen_by_validation(name: str, results: Sequence[Result]) -> Table | None:
+    """Each row's column with the highest mean accuracy on validation examples, its mean, and the test accuracy there.
+
+    With `keep_best` both are those of the best round. A diverged cell is not chosen. None unless the columns differ in nothing
+    but hyperparameters, and all other cells have validation examples.
+    """
+    rows: dict[str, list[Result]] = {}
+    for one in results:
+        rows.setdefault(one["case"]["row"], []).append(one)
+    found: list[tuple[Cell, ...]] = []
+    for row, own in rows.items():
+        alive = [one for one in own if not any(run.get("diverged") for run in one["runs"])]
+        has_validation = all("validation" in run for one in alive for run in one["runs"])
+        if len(own) < 2 or not alive or not has_validation or not _differ_in_hyperparameters(own):
+            return None
+        best = max(alive, key=lambda one: float(np.mean([run["validation"] for run in one["runs"]])))
+        values = ([100 * run[key] for run in best["runs"]] for key in ("validation", "accuracy_there"))
+        found.append((row, best["case"]["column"], *(spread(one, 1) for one in values)))
+    head = ("", "chosen", "validation, %", "accuracy, %")
+    note = "In each row the column with the highest mean validation accuracy; test accuracies had no part in the choice."
+    return Table(f"sweep_{slug(name)}_chosen", "Chosen by validation", head, tuple(found), note) if found else None
+
+
+def _differ_in_hyperparameters(own: Sequence[Result]) -> bool:
+    """Whether some cells have one config, and the keys that they set otherwise are those of training."""
+    sets = [one["overrides"] for one in own]
+    keys = {key for one in sets for key in one if any(other.get(key) != one[key] for other in sets)}
+    return len({one["config"] for one in own}) == 1 and bool(keys) and all(key.startswith(HYPERPARAMETERS) for key in keys)
 
 
 def place(one: Result) -> str:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedjax_ssl.figure_text import FONT, drawable, is_drawable
+from fedjax_ssl.figure_text import FONT, MATH, drawable, has_math, is_drawable
 from fedjax_ssl.options import plural
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -73,6 +73,7 @@ def picture(figure: Figure, name: str, title: str, alt: str, caption: str = "") 
     streams = {kind: io.BytesIO() for kind in FORMATS}
     for text in figure.findobj(Text):
         text.set_text(drawable(text.get_text()))
+        text.set_parse_math(has_math(text.get_text()))
     with rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(streams["svg"], format="svg", metadata={"Date": None})
         figure.savefig(streams["png"], format="png", dpi=200, metadata={"Software": None})
@@ -136,7 +137,8 @@ def _add_legend(figure: Figure, axes: Axes) -> None:
     """Puts the legend below the axes, long labels in several lines, and makes the figure higher for it: it covers no curve."""
     handles, labels = axes.get_legend_handles_labels()
     width, character, sample = figure.get_figwidth(), 0.08, 0.75  # inches: the figure, a character, a curve's sample
-    labels = [textwrap.fill(drawable(label), int((width - sample) / character)) for label in labels]
+    labels = [MATH.sub(lambda formula: formula[0].replace(" ", "{}"), drawable(label)) for label in labels]  # is not broken
+    labels = [textwrap.fill(label, int((width - sample) / character)) for label in labels]
     columns = max(1, min(3, len(labels), int(width / (character * max(map(len, labels)) + sample))))
     lines = max(label.count("\n") + 1 for label in labels)
     figure.set_figheight(figure.get_figheight() + 0.2 * lines * math.ceil(len(labels) / columns))

@@ -205,6 +205,8 @@ def _tables(sweep: cells.Sweep, interval: bool) -> Iterator[tables.Table]:
         name = f"sweep_{slug(sweep.name)}_accuracy"
         entries = cells.accuracies(sweep.results, interval=interval)
         yield cells.grid(name, f"{title}: accuracy of the last round, %", entries, tables.plus_minus(interval))
+    if (chosen := cells.chosen_by_validation(sweep.name, sweep.results)) is not None:
+        yield chosen._replace(title=f"{title}: {chosen.title.lower()}")
     yield cells.table(sweep.name, title, sweep.results).without_empty()
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ssl import csv_files
+from fedjax_ssl.figure_text import MATH, has_math
 from fedjax_ssl.options import one_line
 from fedjax_ssl.report import statistics
 
@@ -200,8 +201,10 @@ _LATEX = {
 
 
 def escaped(words: str) -> str:
-    """A text for LaTeX."""
-    return re.sub("|".join(map(re.escape, _LATEX)), lambda match: _LATEX[match[0]], words)
+    """A text for LaTeX, in which mathematics stays."""
+    special = "|".join(map(re.escape, _LATEX))
+    parts = MATH.split(words) if has_math(words) else [words]
+    return "".join(part if i % 2 else re.sub(special, lambda match: _LATEX[match[0]], part) for i, part in enumerate(parts))
 
 
 def as_html(table: Table) -> str:

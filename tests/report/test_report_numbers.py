@@ -9,6 +9,9 @@ import pytest
 from fedjax_ssl.data import preview
 from fedjax_ssl.report import cells, figures, statistics, tables
 from fedjax_ssl.report.tables import Link, Spread, Table, spread
+from launch import report
+from tests.commands import refused
+from tests.folders import write
 
 NAN = math.nan
 
@@ -227,3 +230,23 @@ def test_figures_in_pdf_have_the_font_and_no_date():
     assert made[0].pdf == made[1].pdf
     assert b"/FontFile2" in made[0].pdf
     assert b"CreationDate" not in made[0].pdf
+
+
+def test_mathematics_in_labels_is_typeset_in_figures_and_latex_and_prices_are_not(tmp_path):
+    label, price = r"Ours ($\beta = 0.5$, 50 %)", "a_b at $5 and $6"
+
+    def drawn(text):
+        one = figures.Curve(text, np.arange(2.0), np.arange(2.0), np.zeros(2), 0)
+        return figures.curves("accuracy", "Accuracy", {"accuracy": [one]}, "round").svg.decode()
+
+    italic, dollar = 'href="#DejaVuSans-Oblique-', 'href="#DejaVuSans-7"'
+    assert (drawn(label).count(italic), drawn(label).count(dollar)) == (1, 0)  # beta
+    assert (drawn(price).count(italic), drawn(price).count(dollar)) == (0, 2)
+    long = f"A label that is so long that it has to be broken: {'far ' * 9}$\\alpha = \\beta = \\gamma$"
+    assert (drawn(long).count(italic), drawn(long).count(dollar)) == (3, 0)
+    assert tables.escaped(label) == r"Ours ($\beta = 0.5$, 50 \%)"
+    assert tables.escaped(price) == r"a\_b at \$5 and \$6"
+    write(tmp_path / "a")
+    message = refused(str(tmp_path), r"--labels=fl2=$\bet$", program=report)
+    assert message.startswith(r"error: --labels: got '$\\bet$', accepted: mathematics that matplotlib knows (")
+    assert r"\bet" in message.partition("(")[2]

@@ -357,3 +357,38 @@ def test_settings_that_a_run_does_not_read_are_in_no_report(tmp_path):
         write_json(tmp_path / f"share{seed}" / "run.json", {"unread": ["data.num_labels"]})
     (group,) = grouped(tmp_path).groups  # of both
     assert all("data.num_labels" not in run.config and run.config["data.labeled_fraction"] == [0.1] for run in group.runs)
+
+
+def _cell(row, column, overrides, validation, accuracy=(0.5, 0.5), **of_runs):
+    pairs = zip(validation, accuracy, strict=True)
+    runs = [{"seed": i, "validation": v, "accuracy_there": a, **of_runs} for i, (v, a) in enumerate(pairs)]
+    return {"case": {"row": row, "column": column}, "config": f"digits:{row}", "overrides": overrides, "runs": runs}
+
+
+def test_hyperparameters_are_chosen_by_validation_and_never_by_test_accuracy():
+    rates = [{"client.optimizer.learning_rate": rate, "data.validation": "pool"} for rate in (0.01, 0.1, 9)]
+    fl2 = [_cell("fl2", "lr=.01", rates[0], (0.6, 0.8), (0.1, 0.3)), _cell("fl2", "lr=.1", rates[1], (0.5, 0.7), (0.9, 0.9))]
+    uda = [_cell("uda", "lr=.01", rates[0], (0.2, 0.2)), _cell("uda", "lr=.1", rates[1], (0.3, 0.4))]
+    gone = _cell("uda", "lr=9", rates[2], (0.9, 0.9), error="not finite", diverged=True)
+    found = cells.chosen_by_validation("s", [*fl2, *uda, gone])
+    assert [row[:2] for row in found.rows] == [("fl2", "lr=.01"), ("uda", "lr=.1")]
+    assert [[round(one.mean, 6) for one in row[2:]] for row in found.rows] == [[70.0, 20.0], [35.0, 50.0]]
+    assert "test accuracies had no part in the choice" in found.note
+    unfinished = fl2[1] | {"runs": [{"seed": 0, "error": "unfinished: round 1 of 2", "diverged": False}]}
+    assert cells.chosen_by_validation("s", [fl2[0], unfinished]) is None
+    other_data = fl2[1] | {"overrides": rates[1] | {"data.num_labels": 9}}
+    assert cells.chosen_by_validation("s", [fl2[0], other_data]) is None
+    assert cells.chosen_by_validation("s", fl2[:1]) is None
+
+
+def test_what_a_choice_reads_is_the_best_rounds_where_that_is_kept(tmp_path):
+    folder = write(tmp_path / "a")
+    run = reading.read(folder, "a")
+    assert not {"validation", "accuracy_there"} & cells.result(run).keys()
+    last = run._replace(summary=run.summary | {"eval/val_accuracy": 0.7})
+    assert cells.result(last)["accuracy_there"] == run.summary["eval/accuracy"]
+    best = last._replace(summary=last.summary | {"best/val_accuracy": 0.9, "best/accuracy": 0.25})
+    assert {key: cells.result(best)[key] for key in ("validation", "accuracy_there")} == {
+        "validation": 0.9,
+        "accuracy_there": 0.25,
+    }
