@@ -16,6 +16,7 @@ def base(method: str, model: str, **model_options: Any) -> ConfigDict:
     return ConfigDict(Settings.from_dict({"method": {"name": method}, "model": {"name": model, **model_options}}).to_dict())
 
 
+SMALL = "small"
 WITHOUT_CLIENTS = ("supervised", "freematch_central", "fixmatch_central")
 """The methods whose server trains alone."""
 WITHOUT_PRETRAINING = ("freematch_central", "fixmatch_central")
@@ -52,9 +53,16 @@ def running_norm(network: str, momentum: float = 0.1) -> dict[str, Any]:
     return {} if network in WITHOUT_BATCH_NORM else {"norm": "running", "norm_momentum": momentum}
 
 
-def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[str, dict[str, str]]:
-    """Reads `word,key=value,...` as (word, values): one of `words`, by default the first, and the keys of `defaults`."""
+def parse(
+    argument: str | None, words: Sequence[str], *, has_small: bool = False, **defaults: str
+) -> tuple[str, dict[str, str]]:
+    """Reads `word,key=value,...` as (word, values): one of `words`, by default the first, and the keys of `defaults`.
+
+    If the config `has_small`, the word `small`, which `sized` reads, may stand beside the first one, or in its place.
+    """
     parts = [part.strip() for part in (argument or "").split(",") if part.strip()]
+    if has_small and SMALL in parts:
+        parts.remove(SMALL)
     word = parts.pop(0) if parts and "=" not in parts[0] else words[0]
     if word not in words:
         own = "; a method of your own: give the config file that registers it" if "fl2" in words else ""
@@ -63,13 +71,32 @@ def parse(argument: str | None, words: Sequence[str], **defaults: str) -> tuple[
     for part in parts:
         key, equals, value = part.partition("=")
         if not equals or key not in defaults:
-            accepted = ", ".join(f"{k}=..." for k in defaults) or "nothing after the first word"
+            accepted = ", ".join([f"{k}=..." for k in defaults] + [SMALL] * has_small) or "nothing after the first word"
             raise ValueError(f"the config's argument: got {part!r}, accepted: {accepted}{did_you_mean(key, defaults)}")
         if key in given:
             raise ValueError(f"the config's argument: got {key} twice, accepted: once")
         given.add(key)
         values[key] = value
     return word, values
+
+
+def sized(config: ConfigDict, argument: str | None) -> ConfigDict:
+    """The config; with the word `small` in its argument at a size for two CPU cores, on the paper's own images.
+
+    30 rounds of 4 of 20 clients, one local epoch, and in place of a network for accelerators the small one of the digits.
+    """
+    if SMALL not in (part.strip() for part in (argument or "").split(",")):
+        return config
+    if config.model.name not in ("mnist_cnn", "emnist_cnn", "linear"):
+        norm = {key: config.model[key] for key in ("norm", "norm_momentum")}
+        config.model = base(config.method.name, "cnn", width=16, **norm).model
+    config.rounds, config.eval_every, config.checkpoint_every = 30, 5, 10
+    if config.method.name not in WITHOUT_CLIENTS:
+        config.cohort_size, config.client.epochs = min(4, config.cohort_size), min(1, config.client.epochs)
+        if config.data.partition != "class_grid":  # which has a client for each pair of classes
+            config.data.num_clients = 20
+            config.data.labeled_fraction = config.data.labeled_fraction[::5]  # one, or one per client of 100
+    return config
 
 
 def one_of(key: str, value: str, accepted: Iterable[str]) -> str:
@@ -172,7 +199,7 @@ def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False
     `released`, then `labels`, `split` and `method`, one of FL2_METHODS; a linear model excludes FedCon, whose clients train the
     layers before the classifier.
     """
-    variant, given = parse(argument, ("paper", "released"), labels=str(labels), split="iid", method="fl2")
+    variant, given = parse(argument, ("paper", "released"), has_small=not linear, labels=str(labels), split="iid", method="fl2")
     labels = number("labels", given["labels"])
     method = one_of("method", given["method"], [name for name in FL2_METHODS if not (linear and name == "fedcon")])
     config = base(method, "linear") if linear else base(method, "wide_resnet", depth=28, width=2)
@@ -194,7 +221,7 @@ def fl2(dataset: str, argument: str | None, *, labels: int, linear: bool = False
     config.update_from_flattened_dict(
         {key: value for key, value in own.items() if not (linear and key.startswith("server.static_norm."))}
     )
-    return without_unread_views(config), variant == "released"
+    return sized(without_unread_views(config), argument), variant == "released"
 
 
 SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
@@ -209,7 +236,7 @@ SEMIFL_VARIANTS: dict[str, dict[str, Any]] = {
 
 def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
     """SemiFL's setting with WRN-28-2, 800 rounds of 10 of 100 clients: one of SEMIFL_VARIANTS, then `labels` and `split`."""
-    variant, given = parse(argument, tuple(SEMIFL_VARIANTS), labels=str(labels), split="iid")
+    variant, given = parse(argument, tuple(SEMIFL_VARIANTS), has_small=True, labels=str(labels), split="iid")
     config = base("supervised" if variant == "supervised" else "semifl", "wide_resnet", depth=28, width=2)
     config.checkpoint_every = 50
     config.data.name, config.data.num_labels, config.data.strong = dataset, number("labels", given["labels"]), "semifl"
@@ -218,7 +245,7 @@ def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
         training.batch_size, training.optimizer.clip_norm = 10, 1.0
     config.server.training.update(batch_size=10 if config.data.num_labels <= 1000 else 250, pretrain=0)
     config.update_from_flattened_dict(SEMIFL_NORM | SEMIFL_VARIANTS[variant])
-    return without_unread_views(config)
+    return sized(without_unread_views(config), argument)
 
 
 def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) -> ConfigDict:

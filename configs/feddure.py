@@ -30,7 +30,7 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     goes through all of them (`released`). Other methods with an unlabeled batch size then get that of a client of mean size.
     """
     keys = {"split": "iid_iid", "gamma": "0.5", "clients": "5", "labels": "5000", "batch": "released"}
-    word, given = common.parse(argument, tuple(WORDS), **keys)
+    word, given = common.parse(argument, tuple(WORDS), has_small=True, **keys)
     method, own = WORDS[word]
     split = common.one_of("split", given["split"], ("iid_iid", "iid_dir", "dir_dir"))
     labels = common.number("labels", given["labels"])
@@ -56,4 +56,4 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
         own_labels, own_others = (number // config.data.num_clients for number in (labels, examples - labels))
         config.method.unlabeled_batch_size = int(client_batch_size(own_labels, own_others, 10))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}) | own)
-    return common.without_unread_views(config)
+    return common.sized(common.without_unread_views(config), argument)

@@ -31,7 +31,9 @@ def make(
     its scale), as in the text (`paper`: ten operations, a thirtieth of it) or `none`: CE sees what the experts see (Figure 7).
     """
     words = (*FEDLABEL, *(name for name in common.LABELS_AT_CLIENTS if name != "fedlabel"))
-    word, given = common.parse(argument, words, labels=labels, alpha="0.1", tau="30", beta="", strong="released")
+    word, given = common.parse(
+        argument, words, has_small=True, labels=labels, alpha="0.1", tau="30", beta="", strong="released"
+    )
     strong = common.one_of("strong", given["strong"], ("released", "paper", "none"))
     if given["beta"] and word not in FEDLABEL:
         raise ValueError(f"the config's argument beta: got {given['beta']!r} with {word}, accepted: FedLabel's words alone")
@@ -60,4 +62,4 @@ def make(
             config.rounds = 2000
             config.data.update(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
     config.update_from_flattened_dict(common.AT_CLIENTS.get(word, {}))
-    return common.without_unread_views(config)
+    return common.sized(common.without_unread_views(config), argument)

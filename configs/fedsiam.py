@@ -24,11 +24,11 @@ def make(argument: str | None, dataset: str, model: str, *, server_rounds: int, 
 
     Labels at the clients: 50 rounds of 5 local epochs, batch 10. At the server: `server_rounds` rounds of one local epoch,
     batch 100, and one epoch of the server, batch 10. The argument is `word,labels_at=clients,gamma=.1,split=iid,variant=paper`,
-    and D's `curve`. With `kl` J is KL, not the squared error, in non-IID splits (in the released code in all but Non-IID-I).
+    and D's `curve`, and `small`. With `kl` J is KL and not the squared error in non-IID splits (released: all but Non-IID-I).
     """
     words = (*FEDSIAM, *(name for name in METHODS if name not in FEDSIAM.values()), CONTROL)
     keys = {"labels_at": "clients", "gamma": "0.1", "split": "iid", "variant": "paper", "curve": curve}
-    word, given = common.parse(argument, words, **keys)
+    word, given = common.parse(argument, words, has_small=True, **keys)
     at = one_of("labels_at", given["labels_at"], DATA)
     released = one_of("variant", given["variant"], ("paper", "released")) == "released"
     split = one_of("split", given["split"], DATA[at])

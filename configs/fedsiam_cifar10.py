@@ -9,6 +9,7 @@ Expected (the paper, in %, IID, gamma .1, labels at the clients; not reproduced 
 60.78, FedSem 50.61; with KL 63.52. Run time: for an accelerator.
 """
 
+from .common import sized
 from .fedsiam import ConfigDict, make
 
 
@@ -16,4 +17,4 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config = make(argument, "cifar10", "cifar_cnn", server_rounds=200, curve="rectangle", kl=True)
     if config.model.variant == "released":
         config.client.batch_size = 30
-    return config
+    return sized(config, argument)

@@ -18,6 +18,7 @@ labels alone 89.7). The third command runs the first of these tables, with `feds
 Run time on two CPU cores: Pi with labels at the clients 1.5 minutes, 200 rounds with labels at the server 2 to 25 minutes.
 """
 
+from .common import sized
 from .fedsiam import ConfigDict, make
 
 
@@ -25,4 +26,4 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config = make(argument, "mnist", "mnist_cnn", server_rounds=200, curve="linear")
     if config.model.variant == "released" and config.data.labeled == "default":
         config.data.weak = "none"
-    return config
+    return sized(config, argument)

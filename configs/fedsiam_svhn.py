@@ -6,6 +6,7 @@ Argument as in fedsiam_mnist. Expected (the paper, in %, IID, gamma .1, labels a
 MT 87.66, D 88.76, no siamese 87.24, FedSem 85.70. Run time: for an accelerator.
 """
 
+from .common import sized
 from .fedsiam import ConfigDict, make
 
 
@@ -13,4 +14,4 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config = make(argument, "svhn_cropped", "cifar_cnn", server_rounds=150, curve="linear")
     if config.model.variant == "released" and config.method.name == "fedsiam_d":
         config.data.weak = "none"  # of the code's three methods D alone
-    return config
+    return sized(config, argument)

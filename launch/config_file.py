@@ -61,6 +61,16 @@ def read(file: str, overrides: Mapping[str, str] | None = None) -> Config:
     return Config(tree, re.sub(r"[^\w.=]+", "-", "-".join(filter(None, [pathlib.Path(path).stem, argument]))), words)
 
 
+def smaller(word: str) -> str:
+    """What `--config=FILE` is with `small` in its argument; empty for one that has no such size, or lies elsewhere."""
+    path, _, argument = word.removeprefix("--config=").partition(":")
+    own = f"{argument},small" if argument else "small"
+    try:
+        return f"{path}:{own}" if path in names() and _made(path, own) else ""
+    except ValueError:
+        return ""
+
+
 def is_config(word: str) -> bool:
     """Whether a word names a config, or a config file, with its argument."""
     path = word.partition(":")[0]

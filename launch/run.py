@@ -134,7 +134,9 @@ def _run_here(config: config_file.Config, options: argparse.Namespace, stop: Any
                     raise
                 return command.refuse(error)
             return 0
-        if is_first() and (said := opening.expectation(experiment, workdir, options.stop_after)):
+        if is_first() and (
+            said := opening.expectation(experiment, workdir, options.stop_after, config_file.smaller(config.words[0]))
+        ):
             print(said, file=sys.stderr)
         try:
             run.run(experiment, workdir, stop, stop_after=options.stop_after, command=config.words)

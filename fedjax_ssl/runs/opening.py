@@ -66,8 +66,11 @@ def opened(
     return experiment, place
 
 
-def expectation(experiment: Experiment, workdir: pathlib.Path, stop_after: int | None) -> str:
-    """How long the rounds that are left will take, in words; empty where that is not long."""
+def expectation(experiment: Experiment, workdir: pathlib.Path, stop_after: int | None, smaller: str = "") -> str:
+    """How long the rounds that are left will take, in words; empty where that is not long.
+
+    Where it is more than an hour, it names the `smaller` config, if there is one.
+    """
     rounds = experiment.settings.rounds
     begun = [folder.newest(one) for one in folder.folders(experiment, workdir) if not folder.is_finished(one, rounds)]
     left = (stop_after or rounds) - min(begun, default=rounds)
@@ -75,4 +78,5 @@ def expectation(experiment: Experiment, workdir: pathlib.Path, stop_after: int |
         return ""
     seconds = estimate.estimate(experiment).seconds * left / rounds
     these = f"{plural(left, 'round')} take{'s' * (left == 1)}"
-    return f"{these} about {estimate.duration(seconds)} here, by a rough estimate"
+    instead = f"; --config={smaller} is the same in minutes, at a small size" if smaller and seconds > 3600 else ""
+    return f"{these} about {estimate.duration(seconds)} here, by a rough estimate{instead}"

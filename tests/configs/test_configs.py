@@ -18,6 +18,7 @@ from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import facts, ignored, unread_by
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.methods.fedsiam_d import upload_share
+from launch import config_file
 from tests import tiny
 from tests.data.common import labels_alone
 
@@ -120,6 +121,36 @@ CASES = {name: table for name, table in TABLES.items() if not name.isupper()}
 @pytest.mark.parametrize("name", CASES)
 def test_a_config_is_what_its_paper_or_its_code_states(name):
     check(settings(name), CASES[name])
+
+
+HAVE_SMALL = sorted(name for name in FILES if name.startswith(("fl2_", "semifl_", "fedlabel_", "feddure_", "fedsiam_")))
+HAVE_SMALL.remove("fl2_ag_news")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_small_changes_the_size_of_a_papers_config_and_nothing_else(name):
+    if name not in HAVE_SMALL:
+        assert config_file.smaller(f"--config={name}") == ""
+        return
+    assert config_file.smaller(f"--config={name}") == f"{name}:small"
+    assert config_file.smaller(f"--config={name}:small") == ""
+    small, whole = (settings(name, argument) for argument in ("small", None))
+    assert (small.rounds, small.cohort_size, small.data.num_clients) == (30, min(4, whole.cohort_size), 20)
+    assert small.client.epochs == min(1, whole.client.epochs)
+    assert small.model.name in ("cnn", "mnist_cnn")
+    assert ignored(small, unread(small)) == {}
+    sizes = ("rounds", "cohort_size", "data.num_clients", "client.epochs", "eval_every", "checkpoint_every")
+    changed = {key: value for key, value in flat(whole.to_dict()).items() if flat(small.to_dict()).get(key) != value}
+    assert {key for key in changed if not key.startswith("model.")} <= {*sizes}
+    assert (small.model.norm, small.model.norm_momentum) == (whole.model.norm, whole.model.norm_momentum)
+    with pytest.raises(ValueError, match=r"got 'small=1', accepted: .*, small"):
+        settings(name, "small=1")
+
+
+def test_small_takes_a_fifth_of_the_clients_with_their_own_shares_and_keeps_a_client_for_each_pair_of_classes():
+    uneven = settings("fedsiam_mnist", "d,small,split=noniid3").data
+    assert uneven.labeled_fraction == (0.55,) * 2 + (0.05,) * 18
+    assert settings("fedsiam_cifar10", "d,small,split=noniid1,variant=released").data.num_clients == 100
 
 
 def test_no_config_file_is_left_out():
