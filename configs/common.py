@@ -83,7 +83,8 @@ def parse(
 def sized(config: ConfigDict, argument: str | None) -> ConfigDict:
     """The config; with the word `small` in its argument at a size for two CPU cores, on the paper's own images.
 
-    30 rounds of 4 of 20 clients, one local epoch, and in place of a network for accelerators the small one of the digits.
+    30 rounds of at most 4 of 20 clients, one local epoch where clients train for epochs, and in place of a network for
+    accelerators the small one of the digits.
     """
     if SMALL not in (part.strip() for part in (argument or "").split(",")):
         return config
@@ -94,7 +95,7 @@ def sized(config: ConfigDict, argument: str | None) -> ConfigDict:
     if config.method.name not in WITHOUT_CLIENTS:
         config.cohort_size, config.client.epochs = min(4, config.cohort_size), min(1, config.client.epochs)
         if config.data.partition != "class_grid":  # which has a client for each pair of classes
-            config.data.num_clients = 20
+            config.data.num_clients = min(20, config.data.num_clients)
             config.data.labeled_fraction = config.data.labeled_fraction[::5]  # one, or one per client of 100
     return config
 
@@ -250,7 +251,7 @@ def semifl(dataset: str, argument: str | None, *, labels: int) -> ConfigDict:
 
 def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) -> ConfigDict:
     """FedCon's setting, as far as its code works (see `fedjax_ssl.methods.fedcon`), with 1 % of the labels at the server."""
-    _, given = parse(argument, ("paper",), split="iid")
+    _, given = parse(argument, ("paper",), has_small=True, split="iid")
     # A step normalizes two batches, each with a share of .1: 1 - .9^2 in all.
     config = base("fedcon", network, **running_norm(network, 0.19))
     config.rounds, config.checkpoint_every = rounds, rounds
@@ -266,12 +267,12 @@ def fedcon(dataset: str, network: str, argument: str | None, rounds: int = 200) 
     if network == "cifar_cnn":
         config.data.update(weak="flip_crop4", mean=(0.5,), std=(0.5,))
         config.execution.data = "host"  # each client's predictor has 100 million parameters
-    return config
+    return sized(config, argument)
 
 
 def fedtrinet(dataset: str, network: str, argument: str | None, *, weak: str = "none") -> ConfigDict:
     """FedTriNet's setting, as its code has it: 5 of 10 clients a round, 40 rounds on the 1 % labeled data, then 60 on all."""
-    word, given = parse(argument, ("fedtrinet", "fedsem"), split="iid")
+    word, given = parse(argument, ("fedtrinet", "fedsem"), has_small=True, split="iid")
     config = base(word, network, variant="released", **running_norm(network))
     config.rounds, config.cohort_size, config.method.labeled_rounds = 100, 5, 0.4
     config.data.update(name=dataset, num_clients=10, labels_at="clients", labeled_fraction=(0.01,))
@@ -281,7 +282,7 @@ def fedtrinet(dataset: str, network: str, argument: str | None, *, weak: str = "
     config.client.optimizer.update(learning_rate=0.01, schedule="constant", momentum=0.5, nesterov=False)
     config.client.optimizer.update(weight_decay=0.0, persistent=False)
     config.server.optimizer.momentum = 0.0
-    return config
+    return sized(config, argument)
 
 
 def central(dataset: str, argument: str | None, labels: int) -> ConfigDict:

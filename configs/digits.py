@@ -3,10 +3,12 @@
     python -m launch.run --config=digits:fl2
     python -m launch.run --config=digits:fixmatch,labels=10,split=dir0.3
     python -m launch.run --config=digits:fixmatch,labels_at=clients
+    python -m launch.run --config=digits:fixmatch,labels_at=some_clients
 
 At the server `labels=` is 40 by default. At the clients 10 % of each client's examples are labeled, or `labels=` in all, which
-are balanced and split apart; `split=dirdir` splits labeled and unlabeled examples by a Dirichlet draw each. FedAvg, FedAvg++
-and FedProx, whose clients train on labels, know all of them where `labels_at=server`.
+are balanced and split apart; `split=dirdir` splits labeled and unlabeled examples by a Dirichlet draw each. With
+`labels_at=some_clients` all examples of four clients are labeled, and those of the others are not. FedAvg, FedAvg++ and
+FedProx, whose clients train on labels, know all of them where `labels_at=server`.
 
 Expected test accuracy of all methods: benchmarks/digits.md; seeds and processors differ much. Run time: at most four minutes
 for three seeds on two CPU cores.
@@ -92,14 +94,19 @@ def get_config(argument: str | None = None) -> ConfigDict:
         common.set_split(config, given["split"], others="dirdir, ")
     if data.labels_at == "server":
         data.num_labels = common.number("labels", labels or "40")
+    elif data.labels_at == "some_clients":
+        if labels or apart:
+            got = f"labels={labels}" if labels else "split=dirdir"
+            raise ValueError(f"the config's argument: got {got} with labels_at=some_clients, accepted: without it")
+        data.labeled_clients = (0.2,)
     elif labels or apart:
         data.num_labels, data.min_size = common.number("labels", labels or "140"), 1
     else:
         data.labeled_fraction = (0.1,)
 
-    if rate := LEARNING_RATES.get(data.labels_at, {}).get(method):
+    if rate := LEARNING_RATES["server" if data.labels_at == "server" else "clients"].get(method):
         for training in common.trainings(config):
             training.optimizer.learning_rate = rate
-    if data.labels_at == "clients":
+    if data.labels_at != "server":
         config.update_from_flattened_dict(common.AT_CLIENTS.get(method, {}))
     return config

@@ -17,7 +17,7 @@ from .splits import SPLITS
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-    variant, given = common.parse(argument, ("paper", "released", "fixmatch"), labels_at="server", split="iid")
+    variant, given = common.parse(argument, ("paper", "released", "fixmatch"), has_small=True, labels_at="server", split="iid")
     labels_at, split = given["labels_at"], given["split"]
     if (name := f"fedmatch_{labels_at}_{split}") not in SPLITS:
         got = f"labels_at={labels_at}, split={split}"
@@ -38,4 +38,4 @@ def get_config(argument: str | None = None) -> ConfigDict:
         config.client.batch_size, config.method.unlabeled_batch_size = 10, 98  # 50 and 490 examples in 5 steps
     if labels_at == "clients" or method == "fixmatch":
         config.update_from_flattened_dict(common.AT_CLIENTS[method])
-    return common.without_unread_views(config)
+    return common.sized(common.without_unread_views(config), argument)

@@ -19,6 +19,8 @@ from fedjax_ssl.metrics import ClientMetrics, Metrics
 
 VIEWS = ("labeled", "weak", "strong")
 """The views of images that a method may train on."""
+EVERYWHERE = ("server", "clients", "some_clients")
+"""Where labels may be; with `some_clients` these have nothing but labeled examples, and the others have none."""
 
 
 class DataSpec(NamedTuple):
@@ -29,6 +31,7 @@ class DataSpec(NamedTuple):
     num_clients: int  # K
     cohort_size: int  # M
     client_rows: int = 1  # n, the most unlabeled examples of a client, for methods that keep a value for each example
+    labeled_cohort: int = 0  # how many of a round's clients have labels; 0: as the draw has it
 
 
 class Cohort(NamedTuple):
@@ -82,7 +85,7 @@ class Aggregate(NamedTuple):
 class Requires(NamedTuple):
     """Which data a method reads, and where labels may be."""
 
-    labels_at: tuple[str, ...] = ("server",)  # where labels may be: `server`, `clients` or both
+    labels_at: tuple[str, ...] = ("server",)  # where labels may be: some of EVERYWHERE
     clients: bool = True  # whether clients take part at all; if not, the server trains alone
     next_cohort: bool = False  # whether the server reads `ServerData.next_cohort`
     pool: bool = False  # whether the server reads `ServerData.unlabeled`, the images of the whole pool

@@ -133,7 +133,7 @@ LABELS_BY: Any = Field(
 )
 
 CLIENT_LABELS = (
-    ReadWhere({"data.labels_at": ("clients",), "client.epochs": SET}),
+    ReadWhere({"data.labels_at": ("clients", "some_clients"), "client.epochs": SET}),
     ReadWhere({"data.reveal_labels": SET, "client.epochs": SET}),
 )
 

@@ -13,6 +13,7 @@ Exit status: 0 done; 2 wrong arguments, or no run.
 import argparse
 import math
 import pathlib
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -93,8 +94,9 @@ def _labels(text: str) -> dict[str, str]:
     """A reader's own labels, from NAME=LABEL with commas between them; ValueError for other text."""
     from fedjax_ssl.figure_text import error_of_math
 
-    found = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-    if bad := [part for part in text.split(",") if part and "=" not in part]:
+    parts = re.findall(r"(?:\$[^$]*\$|[^,])+", text)  # a comma within mathematics separates nothing
+    found = dict(part.split("=", 1) for part in parts if "=" in part)
+    if bad := [part for part in parts if "=" not in part]:
         raise ValueError(f"--labels: got {bad[0]!r}, accepted: NAME=LABEL, with commas between several, such as fl2=Ours")
     for label in found.values():
         if error := error_of_math(label):

@@ -100,27 +100,34 @@ class DataSettings(Model):
     num_clients: Annotated[Clients, ReadWhere({"run.has_client_data": SET})] = Field(
         default=100, description="Number K of clients among which the training examples are divided."
     )
-    labels_at: Literal["server", "clients"] = Field(
+    labels_at: Literal["server", "clients", "some_clients"] = Field(
         default="server",
-        description="Who has the labeled examples: the server, so that clients have unlabeled ones alone, or the clients.",
+        description="Who has the labeled examples: the server, so that clients have unlabeled ones alone; the clients, each of "
+        "which has some; or, with `some_clients`, a few clients (`labeled_clients`), all of whose examples are labeled, while "
+        "the others have unlabeled ones alone.",
     )
-    num_labels: Annotated[Positive, ReadWhere(labeled_fraction=UNSET)] = Field(
+    labeled_clients: Annotated[Numbers, ReadWhere(labels_at=("some_clients",))] = Field(
+        default=(0.4,),
+        description="Which clients have the labels where some have them: a share of all clients below 1, or a number of "
+        "clients, of which the first ones are taken, or several clients' numbers from 0 on.",
+    )
+    num_labels: Annotated[Positive, ReadWhere(labels_at=("server", "clients"), labeled_fraction=UNSET)] = Field(
         default=40,
         description="Number of labeled examples in all, over all classes. It is not used where `labeled_fraction` is set.",
     )
-    labeled_fraction: Numbers = Field(
+    labeled_fraction: Annotated[Numbers, ReadWhere(labels_at=("server", "clients"))] = Field(
         default=(),
         description="Share of labeled examples, from 0 to 1. With `labels_at=clients` and one partition for all examples it is "
         "the share of each client's own examples: one number, or one for each client. Otherwise it is one number, the share of "
         "all examples. If it is empty, `num_labels` says how many there are.",
     )
-    label_selection: Literal["balanced", "random", "stratified"] = Field(
+    label_selection: Annotated[Literal["balanced", "random", "stratified"], ReadWhere(labels_at=("server", "clients"))] = Field(
         default="balanced",
         description="How the labeled examples are chosen: equally many of each class (`balanced`), uniformly at random "
         "(`random`), or the same share of each class, also within a client (`stratified`). Where each client has a "
         "`labeled_fraction` of its own examples, `balanced` chooses them at random, too.",
     )
-    exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET})] = Field(
+    exclude_labeled: Annotated[bool, ReadWhere({"run.has_unlabeled_data": SET}, labels_at=("server", "clients"))] = Field(
         default=True,
         description="Whether labeled examples are left out of the clients' unlabeled data. If false, they are in both.",
     )
@@ -208,7 +215,17 @@ class DataSettings(Model):
     def is_joint(self) -> bool:
         """Whether one partition covers all examples, and each client has a share of labels within its own."""
         apart = self.labeled_partition or self.unlabeled_partition
-        return self.labels_at == "clients" and bool(self.labeled_fraction) and not apart
+        return self.labels_at == "some_clients" or (self.labels_at == "clients" and bool(self.labeled_fraction) and not apart)
+
+    @property
+    def fractions(self) -> tuple[float, ...]:
+        """The share of labeled examples of each client, where one partition covers all; one number: of all clients alike."""
+        if self.labels_at != "some_clients":
+            return self.labeled_fraction
+        given, number = self.labeled_clients, self.num_clients
+        first = round(given[0] * number) if given[0] < 1 else int(given[0])
+        chosen = set(range(first)) if len(given) == 1 else {int(one) for one in given}
+        return tuple(float(client in chosen) for client in range(number))
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DataSettings":  # not Self, which beartype, in tests, takes in decorated classes alone
@@ -217,6 +234,8 @@ class DataSettings(Model):
             if self.labels_at != "clients":
                 given = f"got {got!r} with data.labels_at={self.labels_at}"
                 raise ValueError(f"data.{key}: {given}, accepted: '', or labels_at=clients")
+        if self.labels_at == "some_clients":
+            self._check_labeled_clients()
         if self.validation == "labels" and self.labels_at != "server":
             raise ValueError(f"data.validation: got labels with data.labels_at={self.labels_at}, accepted: none, pool, own")
         if self.client_test == "own" and self.client_test_fraction:
@@ -239,3 +258,13 @@ class DataSettings(Model):
         if len(self.mean) != len(self.std):
             raise ValueError(f"data.mean, data.std: got {len(self.mean)} and {len(self.std)} values, accepted: as many of both")
         return self
+
+    def _check_labeled_clients(self) -> None:
+        """Raises ValueError unless some clients are labeled, and some are not."""
+        given, number = self.labeled_clients, self.num_clients
+        what = f"a share of clients, such as 0.4, a number from 1 to {number - 1}, or clients' numbers from 0 to {number - 1}"
+        are_whole = all(one == int(one) for one in given if one >= 1 or len(given) > 1)
+        in_range = bool(given) and all(0 <= one < number for one in given) and len(set(given)) == len(given)
+        if not (are_whole and in_range and 0 < sum(self.fractions) < number):
+            shown = ", ".join(f"{one:g}" for one in given[:5])
+            raise ValueError(f"data.labeled_clients: got {shown or 'nothing'} of {number} clients, accepted: {what}")

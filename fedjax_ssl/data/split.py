@@ -252,7 +252,7 @@ def _label_within(rows: Rows, labels: Labels, how: DataSettings, rng: Generator)
 
     With `stratified` it is a share of each class, rounded half to even, as in FedSiam's released code.
     """
-    fractions = np.broadcast_to(how.labeled_fraction, how.num_clients)
+    fractions = np.broadcast_to(how.fractions, how.num_clients)
     shuffled = [rng.permutation(row) for row in rows]
     shuffled = [row[np.argsort(labels[row] < 0, kind="stable")] for row in shuffled]  # those of unknown class last
     shares = list(zip(shuffled, fractions, strict=True))
@@ -261,6 +261,7 @@ def _label_within(rows: Rows, labels: Labels, how: DataSettings, rng: Generator)
     else:
         labeled = [row[: int(fraction * np.sum(labels[row] >= 0) + 0.5)] for row, fraction in shares]
     if not any(map(len, labeled)):
-        raise ValueError(f"labeled_fraction={max(how.labeled_fraction)} labels no example of any client: give a larger share")
-    rest = [row[~np.isin(row, own)] for row, own in zip(shuffled, labeled, strict=True)] if how.exclude_labeled else shuffled
-    return labeled, rest
+        raise ValueError(f"labeled_fraction={max(how.fractions)} labels no example of any client: give a larger share")
+    if how.exclude_labeled or how.labels_at == "some_clients":
+        return labeled, [row[~np.isin(row, own)] for row, own in zip(shuffled, labeled, strict=True)]
+    return labeled, shuffled

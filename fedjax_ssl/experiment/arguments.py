@@ -18,7 +18,7 @@ from fedjax_ssl.experiment.training_settings import (
     ServerOptimizerSettings,
     ServerTrainingSettings,
 )
-from fedjax_ssl.local.optimizers import adaptive, clipping, is_on, lars, layer_rates, torch_sgd
+from fedjax_ssl.local.optimizers import adaptive, clipping, fed_opt, is_on, lars, layer_rates, torch_sgd
 from fedjax_ssl.local.schedules import schedule
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.training import Training
@@ -79,13 +79,10 @@ def server_of(settings: Settings) -> Server:
 
 
 def server_optimizer(given: ServerOptimizerSettings) -> optax.GradientTransformation:
-    """The optimizer whose gradient is the averaged client update (Reddi et al. 2021, Algorithm 2, with bias correction)."""
+    """The optimizer whose gradient is the averaged client update."""
     if given.name == "sgd":
         return optax.sgd(given.learning_rate, momentum=given.momentum if is_on(given.momentum) else None)
-    if given.name == "adagrad":  # optax adds its eps to the sum of squares, and not to the root of it
-        return optax.adagrad(given.learning_rate, initial_accumulator_value=0.0, eps=given.eps**2)
-    kind = {"adam": optax.adam, "yogi": optax.yogi}[given.name]
-    return kind(given.learning_rate, b1=given.b1, b2=given.b2, eps=given.eps)
+    return fed_opt(given.name, given.learning_rate, b1=given.b1, b2=given.b2, tau=given.eps)
 
 
 def training_of(settings: Settings, group: ClientSettings | ServerTrainingSettings) -> Training:
@@ -97,6 +94,7 @@ def training_of(settings: Settings, group: ClientSettings | ServerTrainingSettin
         epochs=group.epochs,
         steps=group.steps,
         persistent=group.optimizer.persistent,
+        unlabeled_epochs=group.unlabeled_epochs if isinstance(group, ClientSettings) else 0,
     )
 
 

@@ -29,7 +29,7 @@ from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import VIEWS, DataSpec, Method
-from fedjax_ssl.methods import robust
+from fedjax_ssl.methods import kinds, robust
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.source import Problem
@@ -111,12 +111,8 @@ class Plan(NamedTuple):
     def task(self) -> Task:
         """The network and its views."""
         settings, num_classes = self.settings, self.spec.num_classes
-        at, revealed, dtype, given = (
-            settings.data.labels_at,
-            settings.data.reveal_labels,
-            settings.execution.dtype,
-            settings.model,
-        )
+        at = "server" if settings.data.labels_at == "server" else "clients"
+        revealed, dtype, given = settings.data.reveal_labels, settings.execution.dtype, settings.model
         with naming("model"):
             model = models.build(given.name, num_classes=num_classes, conv=self.conv, dtype=dtype, **own_options(given))
             return Task(
@@ -135,6 +131,7 @@ class Plan(NamedTuple):
         task, factory = task or self.task(), methods.METHODS[options.name]
         made = check_method(factory(task=task, client=client, server=server_of(settings), options=options))
         numbers = {"num_clients": self.spec.num_clients, "num_classes": self.spec.num_classes}
+        made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.labeled_rounds))
         made = robust.with_faulty_clients(made, faults_of(settings), **numbers)
         return robust.with_aggregation(made, settings.server.aggregation, settings.server.assumed_faulty)
 
@@ -214,7 +211,8 @@ def plan_of(settings: Settings, dataset: sources.Dataset | None, *, reads: bool 
     if len(shape) == 1 and model not in models.feature_models():
         raise ValueError(f"model.name: got {model} for text features, accepted: {', '.join(models.feature_models())}")
     cohort_size = min(settings.cohort_size, data.num_clients)  # larger, it is refused where it is read
-    spec = DataSpec(shape, dataset.num_classes, data.num_clients, cohort_size)
+    of_kind = settings.labeled_cohort if data.labels_at == "some_clients" else 0
+    spec = DataSpec(shape, dataset.num_classes, data.num_clients, cohort_size, labeled_cohort=of_kind)
     return Plan(settings.model_copy(update={"data": data, "method": options}), dataset, views, spec, stored_shape)
 
 
@@ -285,9 +283,10 @@ def assembled(
     for group, training in plan.settings.trainings.items():
         if (key := f"{group}.optimizer.layers") not in unread:
             check_found(key, factors_of(key, training.optimizer.layers), params)
+    sound = plan.varied("system.faulty", 0.0)
     experiment = Experiment(
         *(runs, problem, layout, num_params, plan.views, plan.stored_shape, plan.dataset.classes, plan.dataset),
-        trained=lambda client, number: plan.varied("client", client).varied(config.vary, number).method(task),
+        trained=lambda client, number: sound.varied("client", client).varied(config.vary, number).method(task),
         tiny_method=lambda number: plan.varied(config.vary, number).with_tiny_network().method(),
         unread=unread,
         fixed=plan.fixed,
@@ -306,7 +305,7 @@ def _problem(drawn: Drawn, data: Sequence[FederatedData], method: Callable[[Numb
     system = system_of(config) if requires.clients else None
     spec = plans[0].spec._replace(client_rows=data[0].unlabeled.index.shape[1])
     if not (requires.clients or requires.next_cohort):  # then the program does not depend on how many clients there are
-        spec = spec._replace(num_clients=1, cohort_size=1, client_rows=1)
+        spec = spec._replace(num_clients=1, cohort_size=1, client_rows=1, labeled_cohort=0)
     tables: list[dict[str, PyTree]] = [dict(tables_of(own)) for own in data]
     if system is not None:
         for own, run in zip(tables, runs, strict=True):

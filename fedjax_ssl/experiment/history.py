@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.divergence import REASON
 from fedjax_ssl.experiment.experiment import Experiment, Row
 from fedjax_ssl.options import did_you_mean
 from fedjax_ssl.simulation.round import RunState
@@ -23,6 +24,8 @@ ACCURACY = "eval/accuracy"
 @dataclasses.dataclass(frozen=True, repr=False)
 class History:
     """The metrics of one run, or of several runs that were computed together, and their last state.
+
+    Where `patience` ends one of several runs, the state goes on with the others. Only runs in folders keep their best states.
 
     `rows[t][r]` are the metrics of round t + 1 of run r. `history["eval/accuracy"]` has a metric's values: [T] of one run, or
     [T, R] of several, NaN in rounds without one.
@@ -48,9 +51,10 @@ class History:
         return values[:, 0] if values.shape[1] == 1 else values
 
     def last(self, metric: str = ACCURACY) -> Float[np.ndarray, " R"]:
-        """Each run's last value of a metric; NaN where it has none."""
+        """Each run's last value of a metric; NaN where it has none, or the run has diverged."""
         values = self[metric].reshape(len(self.rows), -1)
-        return np.array([own[np.isfinite(own)][-1] if np.isfinite(own).any() else np.nan for own in values.T])
+        found = [own[np.isfinite(own)][-1] if np.isfinite(own).any() else np.nan for own in values.T]
+        return np.array([np.nan if REASON in row else value for row, value in zip(self.rows[-1], found, strict=True)])
 
     def table(self) -> Any:
         """A row for each round and run: a `pandas.DataFrame` if pandas is installed, or a dict of arrays [T R]."""
@@ -126,8 +130,12 @@ def run(
     state = None
     for state, found in experiment.rounds():
         rows.append(tuple(found) if isinstance(found, list) else (found,))
-        if show is not None and any(live in row for row in rows[-1]):
-            show(History(experiment, state, tuple(rows)))
+        if show is not None and any(ACCURACY in row for row in rows[-1]):
+            so_far = History(experiment, state, tuple(rows))
+            if live not in so_far.metrics:
+                known = so_far.metrics
+                raise ValueError(f"live: got {live!r}, accepted: {', '.join(known)}{did_you_mean(live, known)}")
+            show(so_far)
     assert state is not None  # there is at least one round
     return History(experiment, state, tuple(rows))
 
@@ -136,14 +144,20 @@ def compare(configs: Mapping[str, Any] | Sequence[Any], dataset: Dataset | None 
     """Runs several configs, one after another, and compares their metrics; `live` is as in `run`.
 
     `configs` are a dict from names to configs, or a list, in which each config is named by its method. ValueError where two
-    have the same name; what `run` raises names the config.
+    have the same name; an error's line begins with the name of its config.
     """
     if not isinstance(configs, Mapping):
         names = [config["method"]["name"] if isinstance(config, Mapping) else config.method.name for config in configs]
         if len({*names}) < len(names):
             raise ValueError(f"configs: got {', '.join(names)}, accepted: a dict from names, each once, to configs")
         configs = dict(zip(names, configs, strict=True))
-    return Comparison({name: run(config, dataset, live=live) for name, config in configs.items()})
+    found = {}
+    for name, config in configs.items():
+        try:
+            found[name] = run(config, dataset, live=live)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return Comparison(found)
 
 
 def _varied(experiment: Experiment) -> str:

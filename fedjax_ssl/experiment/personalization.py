@@ -33,8 +33,9 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
     """Each client trains the global model for some epochs, as its method's clients do, and is then tested on its own examples.
 
     With labels at the clients it trains on these as well, otherwise by its method's loss on unlabeled examples. Its batch norm
-    keeps the global statistics. The draws depend on the seed, the round and the client alone. ValueError without test examples
-    of clients, or for a method whose clients do not send the network that it evaluates.
+    keeps the global statistics, and its learning rate is the one before any schedule, which may end at 0. No client is faulty.
+    The draws depend on the seed, the round and the client alone. ValueError without test examples of clients, or for a method
+    whose clients do not send the network that it evaluates.
     """
     settings, table = experiment.settings, experiment.problem.data.client_test
     if table is None:
@@ -43,7 +44,8 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
         )
     if not experiment.method.requires.clients:
         raise ValueError(f"personalize: got method.name={settings.method.name}, which has no clients, accepted: with clients")
-    client = settings.client.model_copy(update={"epochs": epochs, "steps": 0})
+    optimizer = settings.client.optimizer.model_copy(update={"schedule": "constant", "warmup_rounds": 0.0})
+    client = settings.client.model_copy(update={"epochs": epochs, "steps": 0, "optimizer": optimizer})
     method = experiment.trained(client, experiment.problem.first_number)
     program = jax.jit(partial(_right, method, one_by_one=experiment.layout.chunk_size == 1))
     found = [jax.device_get(program(*arguments)) for arguments in _chunks(experiment, state, table)]

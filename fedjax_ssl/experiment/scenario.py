@@ -54,8 +54,8 @@ def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_ba
     when = settings.server.training.when
     if when not in requires.server_training:
         raise ValueError(f"server.training.when: got {when} with method.name={name}, accepted: after")
-    if data.labels_at == "clients" and when != "after":
-        raise ValueError(f"server.training.when: got {when} with data.labels_at=clients, accepted: after")
+    if data.labels_at != "server" and when != "after":
+        raise ValueError(f"server.training.when: got {when} with data.labels_at={data.labels_at}, accepted: after")
     norm_data = settings.server.static_norm.data
-    if data.labels_at == "clients" and settings.model.norm == "static" and has_batch_norm and norm_data != "cohort":
-        raise ValueError(f"server.static_norm.data: got {norm_data} with data.labels_at=clients, accepted: cohort")
+    if data.labels_at != "server" and settings.model.norm == "static" and has_batch_norm and norm_data != "cohort":
+        raise ValueError(f"server.static_norm.data: got {norm_data} with data.labels_at={data.labels_at}, accepted: cohort")

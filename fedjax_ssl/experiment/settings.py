@@ -15,7 +15,14 @@ from fedjax_ssl.data.settings import Clients, DataSettings
 from fedjax_ssl.experiment.evaluation import SCORES
 from fedjax_ssl.experiment.layers import factors_of
 from fedjax_ssl.experiment.system_settings import SystemSettings
-from fedjax_ssl.experiment.training_settings import BATCH_NORM, CLIENTS, ClientSettings, ServerSettings, ServerTrainingSettings
+from fedjax_ssl.experiment.training_settings import (
+    BATCH_NORM,
+    CLIENTS,
+    SOME_CLIENTS,
+    ClientSettings,
+    ServerSettings,
+    ServerTrainingSettings,
+)
 from fedjax_ssl.files import CHECKSUM
 from fedjax_ssl.methods import METHODS, PROX_MU, options_class
 from fedjax_ssl.options import (
@@ -237,6 +244,11 @@ class Settings(Model):
     cohort_size: Annotated[Clients, ReadWhere(CLIENT_DATA)] = Field(
         default=10, description="Number M of clients that are drawn for each round, at most `data.num_clients`."
     )
+    labeled_cohort: Annotated[Count, SOME_CLIENTS] = Field(
+        default=0,
+        description="How many of the clients of each round have labels, where some clients have all of them; the others of the "
+        "round have none. Both are drawn uniformly. 0 draws uniformly among all clients.",
+    )
     seed: Seed = Field(
         default=0,
         description="Seed of everything random in the run: the split, the initial weights, the clients of each round, batches "
@@ -312,6 +324,16 @@ class Settings(Model):
         if self.keep_best and self.data.validation == "none":
             accepted = "'', or a data.validation, such as pool"
             raise ValueError(f"keep_best: got {self.keep_best} with data.validation=none, accepted: {accepted}")
+        if self.labeled_cohort and self.data.labels_at == "some_clients":
+            if (how := self.system.participation) != "uniform":
+                raise ValueError(f"labeled_cohort: got {self.labeled_cohort} with system.participation={how}, accepted: 0")
+            with_labels = int(sum(self.data.fractions))
+            least, most = max(0, self.cohort_size - self.data.num_clients + with_labels), min(self.cohort_size, with_labels)
+            if not max(1, least) <= self.labeled_cohort <= most:
+                got = f"got {self.labeled_cohort} of cohort_size={self.cohort_size}, where {with_labels} clients have labels"
+                raise ValueError(f"labeled_cohort: {got}, accepted: 0, or {max(1, least)} to {most}")
+        if self.client.unlabeled_epochs and not self.client.epochs:
+            raise ValueError(f"client.unlabeled_epochs: got {self.client.unlabeled_epochs} with client.steps, accepted: 0")
         if self.patience and not self.keep_best:
             raise ValueError(f"patience: got {self.patience} with keep_best='', accepted: 0, or keep_best=val_accuracy")
         if self.keep_best and self.execution.data == "disk":

@@ -124,9 +124,9 @@ class SystemSettings(Model):
             if not self.is_timed:
                 accepted = "with system.speed, system.up, system.down or system.file"
                 raise ValueError(f"system.participation: got async where no client needs time, accepted: {accepted}")
-            if self.trace or self.deadline_s:
-                got = f"system.trace={self.trace}" if self.trace else f"system.deadline_s={self.deadline_s:g}"
-                raise ValueError(f"system.participation: got async with {got}, accepted: without, as clients begin at any time")
+            for key in ("trace", "deadline_s", "dropout"):  # clients begin at any time, and the server waits for all of them
+                if got := getattr(self, key):
+                    raise ValueError(f"system.participation: got async with system.{key}={got}, accepted: without")
         medians = {key: getattr(self, key) for key in ("speed", "up", "down")}
         if self.file and any(medians.values()):
             key, got = next((key, got) for key, got in medians.items() if got)

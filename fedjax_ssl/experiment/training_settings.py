@@ -5,9 +5,10 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import Field
 
-from fedjax_ssl.options import SET, BatchSize, Decay, Epochs, Model, Positive, Rate, ReadWhere, Steps, Weight
+from fedjax_ssl.options import SET, BatchSize, Count, Decay, Epochs, Model, Positive, Rate, ReadWhere, Steps, Weight
 
 LABELS = {"data.labels_at": ("server",)}
+SOME_CLIENTS = ReadWhere({"data.labels_at": ("some_clients",)})
 CLIENTS, BATCH_NORM = ({f"run.has_{what}": SET} for what in ("clients", "batch_norm"))
 ADAPTIVE, FALLING = ("adam", "adamw", "lion", "rmsprop"), ("step", "exponential")
 STATIC = BATCH_NORM | {"model.norm": ("static",)}
@@ -32,7 +33,7 @@ class OptimizerSettings(Model):
         description="Factors of the learning rate for parameters of some layers, as PATTERN=FACTOR, separated by commas, such "
         "as `Dense_0=0.1,BatchNorm=0`. A pattern is a regular expression that is looked for in a parameter's path, such as "
         "`Block_3/Conv_0/kernel`. The first pattern that is found counts; other parameters have the whole learning rate. 0 "
-        "leaves parameters as they are.",
+        "leaves parameters as they are; they are sent and counted as others, unlike those that `model.trainable` leaves out.",
     )
     warmup_rounds: Weight = Field(
         default=0.0,
@@ -127,9 +128,9 @@ class ServerOptimizerSettings(Model):
     )
     eps: Annotated[Rate, ReadWhere(name=("adam", "yogi", "adagrad"))] = Field(
         default=1e-3,
-        description="Number tau that keeps the divisor of a step away from 0. With v the squared updates, averaged or for "
-        "Adagrad summed, Adam and Yogi divide by sqrt(v) + tau, and Adagrad divides by sqrt(v + tau^2). The larger tau is, the "
-        "less the steps adapt to each parameter; Reddi et al. use 0.001.",
+        description="Number tau that keeps the divisor of a step away from 0: it is sqrt(v) + tau, where v, the average or for "
+        "Adagrad the sum of squared updates, begins at tau^2. The larger tau is, the less the steps adapt to each parameter; "
+        "Reddi et al. use 0.001.",
     )
 
 
@@ -149,6 +150,20 @@ class ClientSettings(Model):
     )
     steps: Steps = Field(
         default=0, description="Number of local steps of a client in each round. Set it to 0 to give `epochs` instead."
+    )
+    unlabeled_epochs: Annotated[Count, SOME_CLIENTS] = Field(
+        default=0,
+        description="Number of local epochs of a client without labels, where some clients have all of them. 0 means as many "
+        "as `epochs`.",
+    )
+    unlabeled_rate: Annotated[Rate, SOME_CLIENTS] = Field(
+        default=1.0,
+        description="Factor of the learning rate of a client without labels, where some clients have all of them.",
+    )
+    labeled_rounds: Annotated[Count, SOME_CLIENTS] = Field(
+        default=0,
+        description="Number of rounds at the beginning in which clients without labels rest, where some clients have all "
+        "labels: a warm-up on labels alone.",
     )
     on_nonfinite: Literal["skip", "stop"] = Field(
         default="skip",

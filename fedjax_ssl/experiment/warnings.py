@@ -70,6 +70,9 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
      "of so few clients none is faulty"),
     ("server.assumed_faulty", lambda share, facts: share > 0 and not int(number_assumed(share, facts.settings.cohort_size)),
      "of so few clients a round none is assumed faulty"),
+    ("server.assumed_faulty", lambda share, facts: facts.settings.server.aggregation == "krum"
+     and 2 * int(number_assumed(share, facts.settings.cohort_size)) + 2 >= facts.settings.cohort_size,
+     "Krum needs more than 2 f + 2 clients a round to bear f faulty ones"),
     ("system.trace", lambda _, facts: not facts.is_reached, "no client can ever be reached"),
     ("system.deadline_s", lambda deadline, facts: 0 < deadline < facts.fastest_s,
      "even the fastest client takes longer, to receive and send the network and to pass its examples through it"),

@@ -83,13 +83,20 @@ def client_repeats(options: LabeledRepeats, data: ClientData) -> Count:
 def repeated(
     options: LabeledRepeats, data: ClientData, client: Training, schedule_of: Callable[[Training], ScheduleT]
 ) -> ScheduleT:
-    """A client's schedule whose epochs go through its labeled examples several times.
+    """A client's schedule whose epochs go through its labeled examples several times, or of as many epochs as its kind has.
 
-    `schedule_of` makes the schedule for the largest number of repeats, which is then cut to the repeats of this client.
+    `schedule_of` makes the schedule for the largest number of epochs, which is then cut to the number of this client.
     """
-    repeats = options.labeled_repeats if client.epochs else 1
-    schedule = schedule_of(client._replace(epochs=client.epochs * repeats))
-    return schedule if repeats == 1 else schedule._replace(steps=schedule.steps // repeats * client_repeats(options, data))
+    if not client.epochs:
+        return schedule_of(client)
+    without_labels = client.unlabeled_epochs or client.epochs
+    most = max(client.epochs * options.labeled_repeats, without_labels)
+    if most == client.epochs == without_labels:
+        return schedule_of(client)
+    with_labels = client.epochs * client_repeats(options, data)
+    epochs = jnp.where(data.labeled.count > 0, with_labels, without_labels)
+    schedule = schedule_of(client._replace(epochs=most))
+    return schedule._replace(steps=schedule.steps // most * epochs)
 
 
 def data_weight(task: Task, data: ClientData) -> Scalar:

@@ -1,7 +1,8 @@
-"""Optimizers of clients and server as optax transformations: PyTorch's SGD, LARS, and adaptive ones of optax."""
+"""Optimizers of clients and server as optax transformations: PyTorch's SGD, LARS, adaptive ones of optax, and FedOpt."""
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,3 +123,38 @@ def layer_rates(factors: Factors) -> optax.GradientTransformation:
         return jnp.zeros_like(direction) if factor == 0 else factor * direction
 
     return optax.stateless(lambda directions, _: jax.tree_util.tree_map_with_path(scaled, directions))
+
+
+class FedOptState(NamedTuple):
+    """The average m of past updates (not of Adagrad's), and the average or sum v of their squares."""
+
+    mean: PyTree
+    squares: PyTree
+
+
+def fed_opt(name: str, learning_rate: Number, *, b1: Number, b2: Number, tau: Number) -> optax.GradientTransformation:
+    """FedAdagrad, FedYogi or FedAdam (Reddi et al. 2021, Algorithm 2): unlike optax's, without a correction of the bias.
+
+        m = b1 m + (1 - b1) g,    w <- w - lr m / (sqrt(v) + tau),    v = tau^2 before the first step
+        adam: v <- b2 v + (1 - b2) g^2    yogi: v <- v - (1 - b2) g^2 sign(v - g^2)    adagrad: v <- v + g^2, and b1 = 0
+
+    g is the aggregated update, broadcast minus local.
+    """
+
+    def init(params: PyTree) -> FedOptState:
+        mean = () if name == "adagrad" else jax.tree.map(jnp.zeros_like, params)
+        return FedOptState(mean, jax.tree.map(lambda x: jnp.full_like(x, tau**2), params))
+
+    def squared(v: jax.Array, g: jax.Array) -> jax.Array:
+        if name == "adagrad":
+            return v + g**2
+        return b2 * v + (1 - b2) * g**2 if name == "adam" else v - (1 - b2) * g**2 * jnp.sign(v - g**2)
+
+    def update(grads: PyTree, state: FedOptState, params: PyTree = None) -> tuple[PyTree, FedOptState]:
+        del params
+        mean = grads if name == "adagrad" else jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mean, grads)
+        squares = jax.tree.map(squared, state.squares, grads)
+        steps = jax.tree.map(lambda m, v: -learning_rate * m / (jnp.sqrt(v) + tau), mean, squares)
+        return steps, FedOptState(() if name == "adagrad" else mean, squares)
+
+    return optax.GradientTransformation(init, update)

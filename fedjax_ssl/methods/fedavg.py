@@ -13,7 +13,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training
 from fedjax_ssl.local.objectives import View
 from fedjax_ssl.local.optimizers import is_on
-from fedjax_ssl.method import ClientData, ClientOutput, Method
+from fedjax_ssl.method import EVERYWHERE, ClientData, ClientOutput, Method
 from fedjax_ssl.options import LabeledRepeats
 
 
@@ -34,7 +34,7 @@ def fedavg(
 
     update = partial(client_update, Setup(task, client, server, options), view)
     views = ("labeled",) if view is None else ("weak",)
-    return local.averaging_method(task, client, server, update, labels_at=("server", "clients"), views=views)
+    return local.averaging_method(task, client, server, update, labels_at=EVERYWHERE, views=views)
 
 
 def fedavg_pp(*, task: Task, client: Training, server: Server, options: FedAvgOptions = FedAvgOptions()) -> Method:

@@ -36,7 +36,7 @@ from fedjax_ssl.local import (
 )
 from fedjax_ssl.local.server import server_step, with_statistics
 from fedjax_ssl.local.training import GradientFn
-from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
+from fedjax_ssl.method import EVERYWHERE, Aggregate, ClientData, ClientOutput, Cohort, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Mean, Metrics, Sum, added, mean, num_bytes, whole
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
@@ -87,12 +87,17 @@ class FedMatchClientState(NamedTuple):
 def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchOptions = FedMatchOptions()) -> Method:
     """FedMatch, for labels at the server or at the clients: parameters in two parts, and clients that help each other."""
     setup = Setup(task, client, server, options)
-    update, places, work = partial(client_update, setup), ("server", "clients"), server_work(setup)
-    method = local.averaging_method(task, client, server, update, labels_at=places, views=("labeled", "strong"), work=work)
+    update, work = partial(client_update, setup), server_work(setup)
+    method = local.averaging_method(task, client, server, update, labels_at=EVERYWHERE, views=("labeled", "strong"), work=work)
     return method._replace(
         init=partial(init, setup),
         broadcast=partial(broadcast, setup),
         predict={"global": lambda state, images, mask: task.predict(evaluated(options, state.weights), images, mask)},
+        predict_client={
+            "last_upload": lambda state, own, images, mask: task.predict(
+                of_client(options, state.weights, own.psi), images, mask
+            )
+        },
         requires=method.requires._replace(all_states=True, server_training=("after",)),
     )
 
@@ -119,6 +124,11 @@ def evaluated(options: FedMatchOptions, weights: Weights) -> Weights:
     """The evaluated network: sigma + sparse(psi)."""
     sigma, psi = weights.params
     return weights._replace(params=optax.tree.add(sigma, decomposed.sparse(psi, options.l1_thres)))
+
+
+def of_client(options: FedMatchOptions, weights: Weights, psi: PyTree) -> Weights:
+    """A client's own network: the global sigma + sparse(psi of its last upload)."""
+    return evaluated(options, weights._replace(params=weights.params._replace(psi=psi)))
 
 
 def server_work(setup: Setup) -> ServerWork:

@@ -18,7 +18,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import mix
 from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Training
-from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, DataSpec, Method, ServerData
+from fedjax_ssl.method import EVERYWHERE, Aggregate, ClientData, ClientOutput, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
@@ -53,7 +53,7 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     """
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(
-        task, client, server, update, labels_at=("clients",), views=("labeled",), extra=lambda state, _: state.extra
+        task, client, server, update, labels_at=EVERYWHERE[1:], views=("labeled",), extra=lambda state, _: state.extra
     )
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSemClientState]:
@@ -85,7 +85,8 @@ def client_update(
     pseudo = jnp.where(unlabeled.mask, label, state.pseudo)
     repeats = jnp.where(second_phase, 1, local.client_repeats(options, data))  # labels are repeated in the first phase alone
     examples = mix(data.labeled, data.unlabeled, options.labeled_repeats, repeats, pseudo=pseudo)
-    gradient, schedule = local.supervised_gradient(task, examples), client.schedule(order_key, examples.mask)
+    gradient = local.supervised_gradient(task, examples)
+    schedule = local.repeated(LabeledRepeats(), data, client, lambda client: client.schedule(order_key, examples.mask))
     weight = jnp.where(jnp.any(examples.mask), 1.0, 0.0)
     output = local.train_client(task, client, gradient, schedule, shared, state.optimizer, weight=weight, key=train_key)
     # In the first round of the second phase the global model is the labeler, and nothing else has to be sent.

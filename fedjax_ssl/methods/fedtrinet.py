@@ -99,8 +99,12 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         is_due = (data.round + 1 >= options.labeled_rounds) & (state.extra == 0)
         return state._replace(extra=jax.lax.cond(is_due, measure, lambda: state.extra)), metrics
 
-    requires = method.requires._replace(next_cohort=True)
-    return method._replace(init=init, server_update=server_update, requires=requires)
+    return method._replace(
+        init=init,
+        server_update=server_update,
+        requires=method.requires._replace(next_cohort=True),
+        predict_client={"last_upload": lambda _, own, images, mask: task.predict(own.last, images, mask)},
+    )
 
 
 def client_update(

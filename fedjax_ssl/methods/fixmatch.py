@@ -19,7 +19,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, Weights, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
-from fedjax_ssl.method import ClientData, ClientOutput, Method
+from fedjax_ssl.method import EVERYWHERE, ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import ClientMetrics, mean
 from fedjax_ssl.options import LABELS_BY, Divisor, Fraction, LabeledRepeats, PseudoLabels, ReadWhere, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
@@ -70,7 +70,7 @@ def fixmatch(*, task: Task, client: Training, server: Server, options: FixMatchO
     """
 
     update = partial(client_update, Setup(task, client, server, options))
-    return local.averaging_method(task, client, server, update, labels_at=("server", "clients"))
+    return local.averaging_method(task, client, server, update, labels_at=EVERYWHERE)
 
 
 def client_update(

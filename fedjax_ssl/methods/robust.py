@@ -39,8 +39,9 @@ def number_assumed(share: Number, present: Number) -> Count:
 def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num_classes: int) -> Method:
     """The method with some clients that send something else than they should.
 
-    With `sign_flip` a faulty client sends -scale times its update; with `noise` it adds normal noise, whose norm is about scale
-    times that of its update; with `labels` it trains on C - 1 - y in place of each label y of its own.
+    With `sign_flip` a faulty client sends -scale times the parameters of its update. With `noise` it adds normal noise to them,
+    whose norm is about scale times theirs. Batch-norm statistics stay, as a variance might become negative. With `labels` it
+    trains on C - 1 - y in place of each label y of its own.
     """
     if not is_on(faults.share) or not method.requires.clients:
         return method
@@ -57,11 +58,14 @@ def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num
         output = method.client_update(shared, own, state, data, key)
         if faults.fault == "labels":
             return output
+        params = method.parameters(output.update)
         if faults.fault == "noise":
-            wrong = _noisy(output.update, faults.scale, substream(key, "fault"))
+            wrong = _noisy(params, faults.scale, substream(key, "fault"))
         else:
-            wrong = jax.tree.map(lambda x: (-faults.scale * x).astype(x.dtype), output.update)
-        return output._replace(update=optax.tree.where(is_faulty, wrong, output.update))
+            wrong = jax.tree.map(lambda x: (-faults.scale * x).astype(x.dtype), params)
+        wrong = optax.tree.where(is_faulty, wrong, params)
+        new = {id(x): y for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(wrong), strict=True)}
+        return output._replace(update=jax.tree.map(lambda x: new.get(id(x), x), output.update))
 
     return method._replace(broadcast=broadcast, client_update=client_update)
 

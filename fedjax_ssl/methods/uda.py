@@ -15,7 +15,7 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
 from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, semi_supervised
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
-from fedjax_ssl.method import ClientData, ClientOutput, Method
+from fedjax_ssl.method import EVERYWHERE, ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import mean
 from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels
@@ -43,7 +43,7 @@ def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = U
     Both views pass through the weights of the step, the weak one without gradient. B_u counts the batch's real examples.
     """
     update = partial(client_update, Setup(task, client, server, options))
-    return local.averaging_method(task, client, server, update, labels_at=("server", "clients"))
+    return local.averaging_method(task, client, server, update, labels_at=EVERYWHERE)
 
 
 def client_update(

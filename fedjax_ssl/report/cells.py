@@ -135,9 +135,11 @@ def result(run: Run) -> Result:
         return own | {"error": run.error, "diverged": bool(run.reason)} | of_rounds
     wrong, (found, _) = statistics.instability(run.columns), extras.evaluation(run)
     confusion = [] if found is None else found.confusion.astype(int).tolist()
-    kept = "best" if "best/val_accuracy" in summary else "eval"
+    kept = "best" if "best/accuracy" in summary else "eval"
     if (validation := summary.get(f"{kept}/val_accuracy")) is not None:
         own |= {"validation": validation, "accuracy_there": summary[f"{kept}/accuracy"]}
+    elif (validation := summary.get(f"{kept}/val_loss")) is not None:
+        own |= {"validation": -validation, "accuracy_there": summary[f"{kept}/accuracy"], "by_loss": True}
     return own | ({"note": wrong} if wrong else {}) | ({"confusion": confusion} if confusion else {}) | {
         "accuracy": summary["eval/accuracy"], "accuracy_last5": summary.get("eval/accuracy_last5"),
         "pseudo_label_accuracy": statistics.last(labels[-5:], 5),
@@ -186,23 +188,28 @@ def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], note: st
 def chosen_by_validation(name: str, results: Sequence[Result]) -> Table | None:
     """Each row's column with the highest mean accuracy on validation examples, its mean, and the test accuracy there.
 
-    With `keep_best` both are those of the best round. A diverged cell is not chosen. None unless the columns differ in nothing
-    but hyperparameters, and all other cells have validation examples.
+    With `keep_best` both are those of the best round; with `keep_best=val_loss` the lowest loss is chosen. Diverged cells are
+    not. None unless the columns differ in nothing but hyperparameters, and all other cells have validation examples.
     """
     rows: dict[str, list[Result]] = {}
     for one in results:
         rows.setdefault(one["case"]["row"], []).append(one)
-    found: list[tuple[Cell, ...]] = []
+    found, by_loss = list[tuple[Cell, ...]](), False
     for row, own in rows.items():
         alive = [one for one in own if not any(run.get("diverged") for run in one["runs"])]
         has_validation = all("validation" in run for one in alive for run in one["runs"])
         if len(own) < 2 or not alive or not has_validation or not _differ_in_hyperparameters(own):
             return None
         best = max(alive, key=lambda one: float(np.mean([run["validation"] for run in one["runs"]])))
-        values = ([100 * run[key] for run in best["runs"]] for key in ("validation", "accuracy_there"))
-        found.append((row, best["case"]["column"], *(spread(one, 1) for one in values)))
-    head = ("", "chosen", "validation, %", "accuracy, %")
-    note = "In each row the column with the highest mean validation accuracy; test accuracies had no part in the choice."
+        by_loss = any(run.get("by_loss") for run in best["runs"])
+        value = spread(
+            [-run["validation"] if by_loss else 100 * run["validation"] for run in best["runs"]], 3 if by_loss else 1
+        )
+        found.append((row, best["case"]["column"], value, spread([100 * run["accuracy_there"] for run in best["runs"]], 1)))
+    measure = "loss" if by_loss else "accuracy"
+    head = ("", "chosen", f"validation {measure}{', %' * (not by_loss)}", "accuracy, %")
+    which = f"the {'lowest' if by_loss else 'highest'} mean validation {measure}"
+    note = f"In each row the column with {which}; test accuracies had no part in the choice."
     return Table(f"sweep_{slug(name)}_chosen", "Chosen by validation", head, tuple(found), note) if found else None
 
 

@@ -19,6 +19,7 @@ NAMES = {
     "fedprox": "FedProx", "freematch_central": "FreeMatch (pooled)", "fixmatch_central": "FixMatch (pooled)",
 }  # fmt: skip
 """The methods as their papers write them."""
+BETWEEN = "(, |: )"  # parts of a label
 SHORT = {"method": METHOD, "dataset": DATASET, "model": "model.name"}
 """Short names of keys. The last part of a key is one, too, if no other key ends in it."""
 NOT_COMPARED = {SEED, "seeds", "vary", "values", "checkpoint_every", *ELSEWHERE} - {DATA_FILE}
@@ -165,6 +166,8 @@ def group(
     order = list(places.values())
     ranked = sorted(members, key=lambda one: (order.index(one) if one in order else len(order), _order(one.label)))
     groups, notes, slugs, taken = list[Group](), _across(runs), Counter[str](), {one.label for one in members}
+    parts = {part for one in members for part in (one.label, *re.split(BETWEEN, one.label))}
+    notes += [f"--labels: no method or group is called {name}" for name in labels if name not in parts]
     words = {}
     for place in members:
         word = slug(place.label)
@@ -189,7 +192,7 @@ def _relabeled(place: Shown, labels: Mapping[str, str], taken: Iterable[str]) ->
     names = {**NAMES, **labels}
 
     def renamed(label: str) -> str:
-        return labels.get(label) or "".join(names.get(part, part) for part in re.split("(, |: )", label))
+        return labels.get(label) or "".join(names.get(part, part) for part in re.split(BETWEEN, label))
 
     return place if (label := renamed(place.label)) in taken else place._replace(label=label, curve=renamed(place.curve))
 

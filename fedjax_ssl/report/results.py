@@ -153,7 +153,8 @@ def comparisons(grouped: Grouped) -> Table | None:
 
 def _by_pair(group: Group) -> dict[tuple[int, str, int], float]:
     """The accuracies of a group's runs by what both runs of a pair have; without runs that do not differ in it."""
-    keys = [(run.config[SEED], run.data, run.rounds_done) for run in group.used]
+    # A run that ended early, by its own rule, has its result of as many rounds as it was to have.
+    keys = [(run.config[SEED], run.data, run.config["rounds"] if run.is_finished else run.rounds_done) for run in group.used]
     found = {key: accuracy(run) for key, run in zip(keys, group.used, strict=True) if run.data and keys.count(key) == 1}
     return {key: value for key, value in found.items() if not math.isnan(value)}
 

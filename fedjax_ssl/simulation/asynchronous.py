@@ -1,8 +1,10 @@
 """Asynchronous rounds, FedBuff (Nguyen et al. 2022, Algorithm 1): the server steps whenever M updates have arrived.
 
 Of all clients C train at any time, each from the model that it was given when it began. A round of the simulation is a step of
-the server: M clients begin, one after another, at the times at which the M updates arrive that the step averages, so that C
-stay at work. The first C / M rounds only let clients begin, at time 0, and the server does not step.
+the server, which averages the next M updates that arrive. In it M clients begin with the same model: the first one at once, in
+the place of the update that completed the last step, and the others when the first M - 1 of these updates arrive. So C stay at
+work. The first C / M rounds only let clients begin, at time 0, and the server does not step; C - 1 have begun then, and the
+first client of round 1 counts as absent.
 
 An update that comes s steps after its client has begun is multiplied by (1 + s)^-a, and the step averages
 
@@ -24,6 +26,7 @@ from fedjax_ssl.metrics import Metrics, Sum, mean
 
 _Pair = tuple[jax.Array, jax.Array]
 STEP = "internal/step_seconds"  # a metric: the seconds from one step of the server to the next
+FREE = jnp.float32(1e30)  # the seconds of a place that nobody has; infinity would count as a fault of the server's state
 
 
 class Arrival(NamedTuple):
@@ -34,7 +37,7 @@ class Arrival(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Updates that are under way, with leading axis C."""
+    """Updates that are under way, with leading axis C; between two rounds one place is free, see FREE."""
 
     update: PyTree
     weight: jax.Array  # float32 [C]
@@ -116,26 +119,31 @@ def _filled(pending: Pending, started: Pending) -> tuple[Pending, Pending, jax.A
         return jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), first, axis=0)
 
     nothing = started._replace(weight=jnp.zeros_like(started.weight))
-    return nothing, jax.tree.map(put, pending, started), jnp.float32(0)
+    filled = jax.tree.map(put, pending, started)
+    return nothing, filled._replace(seconds=filled.seconds.at[0].set(FREE)), jnp.float32(0)
 
 
 def _advanced(pending: Pending, started: Pending) -> tuple[Pending, Pending, jax.Array]:
     """What has arrived, what is under way then, and the seconds until the last one has arrived.
 
-    Whenever an update arrives, the next of those who begin takes its place.
+    The first of those who begin takes the free place. Whenever an update arrives, the next one takes its place; the last
+    update's place stays free.
     """
     size, number = len(pending.weight), len(started.weight)
+    free = jnp.argmax(pending.seconds)
+    first = jnp.arange(size).at[free].set(size), pending.seconds.at[free].set(started.seconds[0])
 
     def next_one(carry: _Pair, one: jax.Array) -> tuple[_Pair, _Pair]:
         places, ends = carry  # which update is in each place, and when it arrives
         at = jnp.argmin(ends)
         now, arrived = ends[at], places[at]
-        return (places.at[at].set(size + one), ends.at[at].set(now + started.seconds[one])), (arrived, now)
+        end = jnp.where(one < number, now + started.seconds[jnp.minimum(one, number - 1)], FREE)
+        return (places.at[at].set(size + jnp.minimum(one, number - 1)), ends.at[at].set(end)), (arrived, now)
 
-    (places, ends), (arrived, times) = jax.lax.scan(next_one, (jnp.arange(size), pending.seconds), jnp.arange(number))
+    (places, ends), (arrived, times) = jax.lax.scan(next_one, first, jnp.arange(1, number + 1))
     both = jax.tree.map(lambda x, new: jnp.concatenate([x, new.astype(x.dtype)]), pending, started)
     taken, left = (jax.tree.map(lambda x, rows=rows: x[rows], both) for rows in (arrived, places))
-    return taken, left._replace(seconds=ends - times[-1]), times[-1]
+    return taken, left._replace(seconds=jnp.where(ends < FREE, ends - times[-1], FREE)), times[-1]
 
 
 def _scaled(x: jax.Array, factor: jax.Array) -> jax.Array:

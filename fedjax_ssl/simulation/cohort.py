@@ -12,19 +12,25 @@ from fedjax_ssl.simulation.system import System, are_available
 def draw(
     key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None, system: System | None, data: FederatedData
 ) -> Cohort:
-    """Draws the cohort of a round by the rules of `system`, or by `sample` where `system` is None.
+    """Draws the cohort of a round by the rules of `system`, or uniformly where `system` is None.
 
     A weighted cohort is drawn client by client, with probabilities proportional to the numbers of examples n_k of those who
     are left; this equals taking the M largest of log n_k + Gumbel noise. Where fewer than M clients can be drawn, the others of
     the M count as not available.
     """
+    if spec.labeled_cohort:
+        ids = _of_kinds(rng.round_key(key, "cohort", round), spec, jnp.asarray(data.labeled.count) > 0)
+    else:
+        ids = sample(key, round, spec, rounds).ids
     if system is None:
-        return sample(key, round, spec, rounds)
+        return Cohort(ids, round, rounds)
     assert data.profiles is not None
     windows = jax.tree.map(jnp.asarray, data.profiles.windows)
     if system.participation in ("uniform", "async"):
-        ids = sample(key, round, spec, rounds).ids
-        return Cohort(ids, round, rounds, are_available(system, jax.tree.map(lambda x: x[ids], windows), round, len(ids)))
+        available = are_available(system, jax.tree.map(lambda x: x[ids], windows), round, len(ids))
+        if system.participation == "async":  # whose first round lets one client fewer begin
+            available &= (round > 0) | (jnp.arange(len(ids)) > 0)
+        return Cohort(ids, round, rounds, available)
     available = are_available(system, windows, round, spec.num_clients)
     scores = jax.random.gumbel(rng.round_key(key, "cohort", round), available.shape)
     if system.participation == "available":
@@ -51,3 +57,11 @@ def sample(key: jax.Array, round: jax.Array, spec: DataSpec, rounds: int | None)
 
     ids, _ = jax.lax.scan(step, jnp.full(cohort_size, -1, jnp.int32), jnp.arange(cohort_size))
     return Cohort(ids, round, rounds)
+
+
+def _of_kinds(key: jax.Array, spec: DataSpec, has_labels: jax.Array) -> jax.Array:
+    """Ids [M], the first `labeled_cohort` ones of clients with labels, each uniform among its kind, without replacement."""
+    scores, number = jax.random.uniform(key, has_labels.shape), spec.labeled_cohort
+    labeled = jax.lax.top_k(jnp.where(has_labels, scores, -1.0), number)[1]
+    others = jax.lax.top_k(jnp.where(has_labels, -1.0, scores), spec.cohort_size - number)[1]
+    return jnp.concatenate([labeled, others]).astype(jnp.int32)

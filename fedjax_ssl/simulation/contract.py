@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.arrays import Key, PyTree, check_alike, check_update, shown
-from fedjax_ssl.method import VIEWS, ClientData, ClientOutput, Cohort, DataSpec, Method
+from fedjax_ssl.method import EVERYWHERE, VIEWS, ClientData, ClientOutput, Cohort, DataSpec, Method
 from fedjax_ssl.metrics import ClientMetrics, Mean, Metrics, PerClient, Sum
 from fedjax_ssl.options import one_line
 
 WORDS: dict[str, tuple[str, ...]] = {
     "aggregator": ("sum", "stack"),
-    "labels_at": ("server", "clients"),
+    "labels_at": EVERYWHERE,
     "server_training": ("after", "parallel"),
     "views": VIEWS,
 }

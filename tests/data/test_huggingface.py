@@ -160,6 +160,7 @@ def test_a_dataset_of_the_hub_is_fetched_once_and_then_read_without_it(tmp_path)
     asked = len(hub.asked)
     assert loaded("hf/me/small") == expected
     assert loaded("hf/me/small", "offline") == expected
+    assert "hf/me/small@v9 is not in" in loaded("hf/me/small@v9", "offline")  # which may be another version
     hub.shutdown()
     hub.server_close()
     assert len(hub.asked) == asked

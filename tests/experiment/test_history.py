@@ -1,5 +1,6 @@
 """Runs from Python without files: their metrics as arrays, tables and curves."""
 
+import dataclasses
 import importlib.util
 
 import matplotlib
@@ -8,6 +9,7 @@ import pytest
 
 import fedjax_ssl
 from fedjax_ssl.experiment.build import build
+from fedjax_ssl.experiment.divergence import REASON
 from tests import tiny
 from tests.commands import without_times
 
@@ -72,6 +74,11 @@ def test_experiments_are_compared_by_the_mean_of_their_last_values(monkeypatch):
     np.testing.assert_allclose(table["eval/accuracy"], [found["one"]["eval/accuracy"][-1], last.mean()])
     np.testing.assert_allclose(table["sd"], [np.nan, last.std(ddof=1)])
     assert len(found.plot().lines) == 2
+    rows = (*found["two"].rows, (found["two"].rows[-1][0], {"round": 5, REASON: "NaN"}))
+    diverged = dataclasses.replace(found["two"], rows=rows)
+    assert np.isnan(diverged.last()).tolist() == [False, True]
+    with pytest.raises(ValueError, match=r"^two: client.epochs, client.steps: got 0 and 0"):
+        fedjax_ssl.compare({"one": config(), "two": config(client__epochs=0, client__steps=0)})
     with pytest.raises(ValueError, match="configs: got average, average, accepted: a dict from names"):
         fedjax_ssl.compare([config(), config()])
 

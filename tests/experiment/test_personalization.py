@@ -153,6 +153,34 @@ def test_a_clients_own_model_is_the_global_one_after_its_own_steps(linear):
     assert np.array_equal(personalized(made, state, epochs=2).after, found.after)
 
 
+@pytest.mark.parametrize("method", ["fedmatch", "fedtrinet"])
+def test_the_network_that_a_client_uploaded_last_is_evaluated_on_its_examples(method):
+    made = tiny.experiment(method, labels_at="clients", rounds=2, **tiny.confident(method), **HELD_OUT)
+    *_, (state, _) = made.rounds()
+    found = personalization.of_states(made, state)["last_upload"]
+    weights, table = state.server.weights, made.problem.data.client_test
+    for k in range(8):
+        own = jax.tree.map(lambda x, k=k: x[k], state.clients)
+        mine = own.last if method == "fedtrinet" else weights._replace(params=weights.params._replace(psi=own.psi))
+        tests = of_client(table, k)
+        as_global = state._replace(server=state.server._replace(weights=mine))
+        right = made.predict(as_global, made.problem.train.images[tests]).argmax(1) == made.problem.train.labels[tests]
+        assert found[k] == pytest.approx(right.mean())
+    assert len({*found}) > 1
+
+
+def test_personalized_models_train_at_the_rate_before_the_schedule_and_without_faults(linear):
+    """A cosine schedule ends at 0, and a faulty client's update is no model of its own."""
+    made, state = linear
+    expected = personalized(made, state, epochs=2)
+    tree = made.settings.to_dict()
+    tree["client"]["optimizer"]["schedule"], tree["client"]["optimizer"]["warmup_rounds"] = "cosine", 1.0
+    tree["system"]["faulty"], tree["system"]["fault_scale"] = 0.5, 3.0
+    found = personalized(build(tree), state._replace(round=jnp.int32(2)), epochs=2)
+    np.testing.assert_array_equal(found.after, expected.after)
+    assert not np.array_equal(found.after, found.before)
+
+
 def test_a_model_in_a_clients_state_is_evaluated_on_the_clients_examples(linear):
     """Here the state says which class the client takes everything for."""
     made, state = linear

@@ -49,6 +49,11 @@ def test_keys_become_rules_and_profiles(tmp_path):
     assert rules[:7] == ("available", 600.0, 90.0, 0.0, 5.0, True, True)
     late = experiment(**files | {"trace": ""}, participation="async", concurrency=15, staleness=2.0).problem.system
     assert (late.is_async, late.concurrency, late.staleness) == (True, 15, 2.0)
+    for key, value in {"trace": "diurnal", "deadline_s": 2.0, "dropout": 0.3}.items():
+        with pytest.raises(
+            ValueError, match=rf"^system.participation: got async with system.{key}={value}, accepted: without$"
+        ):
+            experiment(participation="async", speed=5.0, **{key: value})
     assert profiles.speed.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert profiles.up.tolist() == [10, 20, 30, 40, 50, 60, 70, 80]
     assert profiles.windows.tolist() == [[[0, 10]] if k == 3 else [[0, 0]] for k in range(8)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data.federated import Examples
+from fedjax_ssl.local import Weights
 from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort
 from fedjax_ssl.methods.robust import AGGREGATIONS, Faults, with_aggregation, with_faulty_clients
 from tests import engine, tiny, toy
@@ -98,6 +99,17 @@ def test_clients_with_low_ids_flip_the_sign_of_their_update():
         np.testing.assert_array_equal(wrong["v"], factor * right["v"])
 
 
+@pytest.mark.parametrize("fault", ["sign_flip", "noise"])
+def test_batch_norm_statistics_of_faulty_clients_are_their_own(fault):
+    """A mean of flipped variances would be negative."""
+    sent = Weights({"w": jnp.ones(3)}, {"var": jnp.full(3, 2.0)})
+    base = toy.method()._replace(client_update=lambda *_: ClientOutput(sent, jnp.float32(1), (), {}))
+    wrong = with_faulty_clients(base, Faults(1.0, fault, 3.0), num_clients=7, num_classes=10)
+    got = wrong.client_update(None, ((), jnp.bool_(True)), (), None, jax.random.key(0)).update
+    np.testing.assert_array_equal(got.stats["var"], sent.stats["var"])
+    assert not np.allclose(got.params["w"], sent.params["w"])
+
+
 def test_noise_is_as_large_beside_the_update_as_its_scale_says():
     wrong, right = output_of("noise", 1)
     noise, norm = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (wrong, right))
@@ -147,6 +159,10 @@ def test_shares_that_are_no_client_are_named_and_cannot_vary(caplog):
         "system.faulty=0.01: of so few clients none is faulty",
         "server.assumed_faulty=0.01: of so few clients a round none is assumed faulty",
     ]
+    for share, is_too_large in ((0.2, False), (0.4, True)):  # f = 1 and 2 of 5
+        caplog.clear()
+        tiny.experiment("fixmatch", server__aggregation="krum", server__assumed_faulty=share)
+        assert any("Krum needs more than 2 f + 2 clients" in line for line in caplog.messages) == is_too_large
     line = r"^values: got \(0.4, 0.41\) with vary=server.assumed_faulty, accepted: other values, as 0.4, 0.41 are ., . clients"
     with pytest.raises(ValueError, match=line):
         tiny.experiment("fixmatch", vary="server.assumed_faulty", values=(0.4, 0.41), server__aggregation="trimmed_mean")

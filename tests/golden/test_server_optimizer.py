@@ -20,24 +20,24 @@ def sgd(d, state, t):
 
 
 def adam(d, state, t):
-    """FedAdam (Reddi et al. 2021, Algorithm 2), both averages corrected for their start."""
-    m, v = state
+    """FedAdam (Reddi et al. 2021, Algorithm 2): v begins at tau^2, and neither average is corrected for its start."""
+    m, v = state if t > 1 else (0.0, TAU**2)
     m, v = B1 * m + (1 - B1) * d, B2 * v + (1 - B2) * d**2
-    return m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + TAU), (m, v)
+    return m / (np.sqrt(v) + TAU), (m, v)
 
 
 def yogi(d, state, t):
-    """FedYogi: v moves towards d^2 by a share of d^2, whatever the distance; both begin at 1e-6."""
-    m, v = state if t > 1 else (1e-6, 1e-6)
+    """FedYogi: v moves towards d^2 by a share of d^2, whatever the distance."""
+    m, v = state if t > 1 else (0.0, TAU**2)
     m, v = B1 * m + (1 - B1) * d, v - (1 - B2) * np.sign(v - d**2) * d**2
-    return m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + TAU), (m, v)
+    return m / (np.sqrt(v) + TAU), (m, v)
 
 
 def adagrad(d, state, t):
-    """FedAdagrad: v sums all d^2."""
-    (v,) = state
+    """FedAdagrad, which has no momentum in the paper's experiments: v sums all d^2."""
+    (v,) = state if t > 1 else (TAU**2,)
     v = v + d**2
-    return d / np.sqrt(v + TAU**2), (v,)
+    return d / (np.sqrt(v) + TAU), (v,)
 
 
 @pytest.mark.parametrize(("rule", "moments"), [(sgd, 1), (adam, 2), (yogi, 2), (adagrad, 1)])

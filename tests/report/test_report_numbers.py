@@ -246,6 +246,7 @@ def test_mathematics_in_labels_is_typeset_in_figures_and_latex_and_prices_are_no
     assert (drawn(long).count(italic), drawn(long).count(dollar)) == (3, 0)
     assert tables.escaped(label) == r"Ours ($\beta = 0.5$, 50 \%)"
     assert tables.escaped(price) == r"a\_b at \$5 and \$6"
+    assert report._labels(r"fl2=Ours ($a=1,b=2$),uda=U") == {"fl2": "Ours ($a=1,b=2$)", "uda": "U"}
     write(tmp_path / "a")
     message = refused(str(tmp_path), r"--labels=fl2=$\bet$", program=report)
     assert message.startswith(r"error: --labels: got '$\\bet$', accepted: mathematics that matplotlib knows (")

@@ -45,6 +45,7 @@ def test_methods_have_their_papers_names_or_a_readers_own_and_files_keep_theirs(
     assert [(one.label, one.slug) for one in groups.group(runs).groups] == [("FedSiam-Pi", "fedsiam_pi"), ("(FL)²", "fl2")]
     own = groups.group(runs, labels={"fl2": "Ours", "fedsiam_pi": "Ours"}).groups
     assert [one.label for one in own] == ["Ours", "fl2"]  # two groups never have one label
+    assert groups.group(runs, labels={"fl3": "Ours"}).notes == ("--labels: no method or group is called fl3",)
 
 
 def test_groups_whose_labels_have_the_same_letters_have_names_of_their_own(tmp_path):
@@ -379,6 +380,12 @@ def test_hyperparameters_are_chosen_by_validation_and_never_by_test_accuracy():
     other_data = fl2[1] | {"overrides": rates[1] | {"data.num_labels": 9}}
     assert cells.chosen_by_validation("s", [fl2[0], other_data]) is None
     assert cells.chosen_by_validation("s", fl2[:1]) is None
+    losses = [
+        _cell("a", f"lr={lr}", rates[i], (-loss, -loss), by_loss=True) for i, (lr, loss) in enumerate(((1, 0.9), (2, 0.4)))
+    ]
+    by_loss = cells.chosen_by_validation("s", losses)
+    assert (by_loss.rows[0][1], by_loss.rows[0][2].mean, by_loss.header[2]) == ("lr=2", 0.4, "validation loss")
+    assert "lowest mean validation loss" in by_loss.note
 
 
 def test_what_a_choice_reads_is_the_best_rounds_where_that_is_kept(tmp_path):
@@ -388,6 +395,11 @@ def test_what_a_choice_reads_is_the_best_rounds_where_that_is_kept(tmp_path):
     last = run._replace(summary=run.summary | {"eval/val_accuracy": 0.7})
     assert cells.result(last)["accuracy_there"] == run.summary["eval/accuracy"]
     best = last._replace(summary=last.summary | {"best/val_accuracy": 0.9, "best/accuracy": 0.25})
+    by_loss = last._replace(summary=run.summary | {"best/val_loss": 0.3, "best/accuracy": 0.2})
+    assert {key: cells.result(by_loss)[key] for key in ("validation", "accuracy_there")} == {
+        "validation": -0.3,
+        "accuracy_there": 0.2,
+    }
     assert {key: cells.result(best)[key] for key in ("validation", "accuracy_there")} == {
         "validation": 0.9,
         "accuracy_there": 0.25,

@@ -56,15 +56,19 @@ def expected(problem, exponent=EXPONENT):
         seconds = 4 / DOWN[client] + 4 / UP[client]
         heapq.heappush(queue, (now + seconds, next(order), client, step, update))
 
+    begun = itertools.chain.from_iterable(drawn(problem, number) for number in range(ROUNDS))
+    next(begun)  # the free place: it is the one of the update that completes a step
+    for _ in range(CONCURRENCY - 1):
+        begin(next(begun), 0.0)
     for number in range(ROUNDS):
-        clients, arrived = drawn(problem, number), []
-        for client in clients:
-            if len(queue) < CONCURRENCY:
-                begin(client, 0.0)
-                continue
-            now, _, who, since, update = heapq.heappop(queue)
-            arrived.append((toy.SIZES[who], step - since, update))
-            begin(client, now)
+        arrived = []
+        if number >= CONCURRENCY // BUFFER:
+            begin(next(begun), now)  # with the new model
+            while len(arrived) < BUFFER:
+                now, _, who, since, update = heapq.heappop(queue)
+                arrived.append((toy.SIZES[who], step - since, update))
+                if len(arrived) < BUFFER:
+                    begin(next(begun), now)
         if arrived:
             total = sum(n for n, _, _ in arrived)
             w -= sum(n * (1 + late) ** -exponent * update for n, late, update in arrived) / total
@@ -92,10 +96,23 @@ def test_steps_of_the_server_are_those_of_a_loop_over_arrivals(name):
         np.testing.assert_allclose(inner(state.server)["w"], w, rtol=1e-5)
         assert row["sim/seconds"] == pytest.approx(seconds, rel=1e-4, abs=1e-4)
         assert row.get("sim/staleness") == (None if late is None else pytest.approx(late))
-        assert row["client/participants"] == BUFFER
+        assert row["client/participants"] == BUFFER - (int(state.round) == 1)
         assert (row["client/non_finite"], row["server/non_finite"]) == (0, 0)
     assert int(state.server.steps) == ROUNDS - CONCURRENCY // BUFFER
-    assert np.sum(np.asarray(state.clients)) == ROUNDS * BUFFER
+    assert np.sum(np.asarray(state.clients)) == ROUNDS * BUFFER - 1
+
+
+def test_one_client_at_a_time_is_never_late_and_takes_the_steps_of_sequential_training():
+    problem = problem_of(RULES._replace(concurrency=1))
+    problem = problem._replace(spec=problem.spec._replace(cohort_size=1))
+    simulator, w = Simulator(problem, toy.EXECUTIONS["vmap"]), 0.0
+    state = simulator.initialize()
+    for number in range(6):
+        (client,) = drawn(problem, number)
+        w -= RATE * (w - 10 * (client + 1)) * (number > 0)
+        state, row = simulator.round(state)
+        np.testing.assert_allclose(inner(state.server)["w"], w, rtol=1e-5)
+        assert row.get("sim/staleness", 0.0) == 0.0
 
 
 @pytest.mark.parametrize("on_host", [False, True])

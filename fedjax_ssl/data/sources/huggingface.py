@@ -99,6 +99,8 @@ def _opened(name: str, path: str | None, place: str, fetch: bool) -> Mapping[str
     if (found := _NAME.fullmatch(name)) is None:
         raise ValueError(f"data.name: got {name}, accepted: hf/OWNER/NAME, hf/OWNER/NAME/CONFIG or hf/OWNER/NAME@REVISION")
     repository, config, revision = found.groups()
+    if config or revision:  # a folder of its own, as what was fetched under another name must not be taken for it
+        place = str(Path(place, re.sub(r"[^\w.-]", "_", f"{repository}@{config or ''}@{revision or ''}")))
 
     def opened() -> Mapping[str, Any]:
         with _quiet(datasets):
@@ -173,7 +175,9 @@ def _images(
 
     found, paths = {}, {}
     for split, rows in splits.items():
-        key = hashlib.sha256(repr([name, split, column, side, *map(_stamp, rows.cache_files)]).encode()).hexdigest()[:32]
+        key = hashlib.sha256(repr([name, split, [*splits], column, side, *map(_stamp, rows.cache_files)]).encode()).hexdigest()[
+            :32
+        ]
         paths[split] = Path(place, "decoded", f"{key}.npy")
         found[split] = _kept(paths[split], len(rows))
     kept = {split: array for split, array in found.items() if array is not None}
