@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ssl.arrays import Key, PyTree
 from fedjax_ssl.method import Aggregate, Cohort, DataSpec, Method, ServerData, averaged, summed
@@ -26,7 +27,7 @@ from fedjax_ssl.metrics import Metrics, Sum, mean
 
 _Pair = tuple[jax.Array, jax.Array]
 STEP = "internal/step_seconds"  # a metric: the seconds from one step of the server to the next
-FREE = jnp.float32(1e30)  # the seconds of a place that nobody has; infinity would count as a fault of the server's state
+FREE = np.float32(1e30)  # the seconds of a place that nobody has; infinity would count as a fault of the server's state
 
 
 class Arrival(NamedTuple):
