@@ -30,9 +30,10 @@ def trainings(config: ConfigDict) -> list[ConfigDict]:
 
 
 TRAIN_ON_STRONG_VIEWS = (
-    *("fl2", "semifl", "fedmatch", "fixmatch", "uda", "fedlabel", "feddure", "freematch_central", "fixmatch_central"),
+    *("fl2", "semifl", "fedmatch", "fixmatch", "freematch", "uda", "fedlabel", "feddure", "sage"),
+    *("freematch_central", "fixmatch_central"),
 )
-TRAIN_ON_WEAK_VIEWS = (*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp")
+TRAIN_ON_WEAK_VIEWS = (*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp", "cbafed")
 """Strong views follow the weak one, also where a method trains on no weak view itself, as FedMatch."""
 
 
@@ -145,8 +146,8 @@ def set_split(config: ConfigDict, split: str, *, others: str = "") -> None:
 
 
 LABELS_AT_CLIENTS = (
-    *("fedavg", "fedavg_pp", "fedprox", "fixmatch", "uda", "fedmatch", "fedsem", "fedtrinet"),
-    *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure"),
+    *("fedavg", "fedavg_pp", "fedprox", "fixmatch", "freematch", "uda", "fedmatch", "fedsem", "fedtrinet"),
+    *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure", "sage"),
 )
 """The methods that read labels at the clients."""
 ON_ALL_LABELS = ("fedavg", "fedavg_pp", "fedprox")

@@ -50,6 +50,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedtrinet": {"data.labels_at": "clients", "data.labeled": "none", "method.labeled_rounds": 0.375, "model.norm": "running"},
     # A client's own network labels its data, so it needs batch-norm statistics of its own.
     "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10, "model.norm": "running"},
+    "sage": {"data.labels_at": "clients", "data.exclude_labeled": False},
+    "cbafed": {"data.labels_at": "some_clients"},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL,
 }  # fmt: skip

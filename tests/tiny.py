@@ -16,7 +16,9 @@ LABELS_AT = {
     "uda": ("clients", "server"),
     **dict.fromkeys(("fedsiam_pi", "fedsiam_mt", "fedsiam_d"), ("server", "clients")),
     "fedavg": ("clients", "server"),
-    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox"), ("clients",)),
+    "freematch": ("server", "clients"),
+    "cbafed": ("some_clients",),
+    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox", "sage"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")
@@ -51,6 +53,8 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
     tree.server.training.optimizer.learning_rate = tree.client.optimizer.learning_rate = 0.03
     tree.data.labels_at = labels_at or LABELS_AT.get(method, ("server",))[0]
     tree.data.reveal_labels = method == "fedavg" and labels_at == "server"  # with server fine-tuning
+    if tree.data.labels_at == "some_clients":
+        tree.client.batch_size = 8
     if tree.data.labels_at == "clients":
         tree.data.labeled_fraction, tree.client.batch_size, tree.client.epochs = (0.3,), 8, 3
         if method.startswith("fedsiam"):
@@ -75,7 +79,8 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
 
 def confident(method: str, threshold: float = 0.12) -> dict[str, float]:
     """An override of a method's threshold, such that some pass from round 1 on, and clients train."""
-    return {"method__confidence": threshold} if "confidence" in config(method)["method"] else {}
+    own = {"cbafed": {"method__largest": threshold}}.get(method, {})
+    return {"method__confidence": threshold} if "confidence" in config(method)["method"] else own
 
 
 def experiment(method: str, **options: Any) -> Experiment:

@@ -42,11 +42,14 @@ def train_client(
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
     `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state; the new one becomes the
-    `client_state` of the output. `down` is as in `output_of`.
+    `client_state` of the output. In its place may be a TrainState with companions, the new ones of which, behind the optimizer
+    state, are part of the client state. `down` is as in `output_of`.
     """
-    start = TrainState(shared.weights, optimizer)
+    start = optimizer if isinstance(optimizer, TrainState) else TrainState(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
-    return output_of(task, shared.weights, trained.carry.weights, trained, weight, trained.carry.optimizer, down=down)
+    weights, new, companions = trained.carry
+    client_state = (new, *companions) if companions else new
+    return output_of(task, shared.weights, weights, trained, weight, client_state, down=down)
 
 
 def output_of(

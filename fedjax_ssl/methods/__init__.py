@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from fedjax_ssl import origins
 from fedjax_ssl.method import Method
+from fedjax_ssl.methods.cbafed import cbafed
 from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.fedcon import fedcon
@@ -22,13 +23,29 @@ from fedjax_ssl.methods.fedsiam_d import fedsiam_d
 from fedjax_ssl.methods.fedtrinet import fedtrinet
 from fedjax_ssl.methods.fixmatch import fixmatch
 from fedjax_ssl.methods.fl2 import fl2
+from fedjax_ssl.methods.freematch import freematch
+from fedjax_ssl.methods.sage import sage
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.supervised import supervised
 from fedjax_ssl.methods.uda import uda
 from fedjax_ssl.options import Options
 
-_METHODS = (fl2, semifl, fedmatch, fedcon, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedtrinet, fedlabel, feddure)
-_BASELINES = (fixmatch, uda, supervised, fedavg, fedavg_pp, fedprox, freematch_central, fixmatch_central)
+_METHODS = (
+    fl2,
+    semifl,
+    fedmatch,
+    fedcon,
+    fedsiam_pi,
+    fedsiam_mt,
+    fedsiam_d,
+    fedsem,
+    fedtrinet,
+    fedlabel,
+    feddure,
+    sage,
+    cbafed,
+)
+_BASELINES = (fixmatch, freematch, uda, supervised, fedavg, fedavg_pp, fedprox, freematch_central, fixmatch_central)
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_BASELINES)}
 PROX_MU: dict[str, float] = {"fedprox": 0.01}  # the default of `method.prox_mu`, where it is not 0
 

@@ -186,15 +186,17 @@ def test_digits_takes_every_method(method):
         for holder in ("client", "server.training"):
             own = {"schedule": "constant", "clip_norm": 1.0, "learning_rate": 0.03}
             ours |= {f"{holder}.optimizer.{key}": value for key, value in own.items()}
-    if method not in common.WITHOUT_CLIENTS:
+    if method not in (*common.WITHOUT_CLIENTS, "cbafed"):
         split = {"data.num_labels": 10, "data.partition": "dirichlet", "data.alpha": 0.3}
         check(settings("digits", f"{method},labels=10,split=dir0.3"), ours | split)
     at_server = {"data.labels_at": "server", "data.num_labels": 40, "data.labeled_fraction": ()}
     at_clients = {"data.labels_at": "clients", "data.labeled_fraction": (0.1,)}
     places = tiny.LABELS_AT.get(method, ("server",))
-    default = "server" if "server" in places and method not in common.ON_ALL_LABELS else "clients"
+    default = "server" if "server" in places and method not in common.ON_ALL_LABELS else places[0]
     for argument, place in ((method, default), *((f"{method},labels_at={place}", place) for place in places)):
-        expected = at_clients if place == "clients" else at_server
+        expected = {"server": at_server, "clients": at_clients}.get(
+            place, {"data.labels_at": place, "data.labeled_clients": (0.2,)}
+        )
         revealed = place == "server" and method in common.ON_ALL_LABELS
         check(settings("digits", argument), {"data.partition": "iid", "data.reveal_labels": revealed} | expected)
 

@@ -45,11 +45,15 @@ WITH_PARTS = [[case for case in AT_CLIENTS if case[0] in parts] for parts in (BY
 
 
 def client_of(method, labels_at, **more):
-    """Nine labeled examples, where clients have labels, and 18 others, no multiple of a batch; a network of clear opinions."""
-    labeled = 9 if labels_at == "clients" or method in LABELS_ALONE else 0
+    """Nine labeled examples, where clients have labels, and 18 others, no multiple of a batch; a network of clear opinions.
+
+    Where some clients have all labels it is one of these.
+    """
+    labeled = 9 if labels_at != "server" or method in LABELS_ALONE else 0
+    unlabeled = 18 if labels_at != "some_clients" else 0
     scale = 1.0 if method == "fedcon" else 4.0  # whose clients start with the first weights as their target
     overrides = {"network": "linear", "client__epochs": 2, "client__batch_size": 8} | OWN.get(method, {}) | more
-    return Client(method, labeled, 18, scale=scale, labels_at=labels_at, **overrides)
+    return Client(method, labeled, unlabeled, scale=scale, labels_at=labels_at, **overrides)
 
 
 def part(output, path):

@@ -33,6 +33,9 @@ OWN = {
     },
     "fixmatch": LABELING,
     "uda": LABELING,
+    "freematch": LABELING | {"client/threshold"},
+    "sage": LABELING | {"client/unlabeled_loss"},
+    "cbafed": LABELING,
     "feddure": DIAGNOSTICS | WEIGHTS | {"client/reward", "client/unlabeled_loss"},
     "fedlabel": LABELING
     | {"client/unlabeled_loss", "client/consistency_loss", "client/local_expert_rate", "client/agreement_rate"},

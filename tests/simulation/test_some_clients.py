@@ -14,7 +14,7 @@ from fedjax_ssl.metrics import Sum
 from fedjax_ssl.simulation.cohort import draw, sample
 from tests import engine, tiny, toy
 
-THERE = ("fedavg", "fedavg_pp", "fedprox", "fixmatch", "uda", "fedsem", "fedmatch")
+THERE = ("fedavg", "fedavg_pp", "fedprox", "fixmatch", "freematch", "uda", "fedsem", "fedmatch", "cbafed")
 """The methods that run in this scenario."""
 WHERE = {"labels_at": "some_clients", "data__labeled_clients": (0.25,), "client__batch_size": 8}
 
