@@ -126,7 +126,7 @@ def test_a_config_is_what_its_paper_or_its_code_states(name):
 WITHOUT_SMALL = ("digits", "splits", "fl2_ag_news", "pfl_cifar10", "central_cifar10", "central_cifar100", "central_svhn")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_small_changes_the_size_of_a_papers_config_and_nothing_else(name):
     if name in WITHOUT_SMALL:
         assert config_file.smaller(f"--config={name}") == ""
