@@ -30,7 +30,7 @@ def trainings(config: ConfigDict) -> list[ConfigDict]:
 
 
 TRAIN_ON_STRONG_VIEWS = (
-    *("fl2", "semifl", "fedmatch", "fixmatch", "freematch", "uda", "fedlabel", "feddure", "sage"),
+    *("fl2", "semifl", "fedmatch", "fixmatch", "freematch", "uda", "fedlabel", "feddure", "sage", "feddb"),
     *("freematch_central", "fixmatch_central"),
 )
 TRAIN_ON_WEAK_VIEWS = (*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp", "cbafed")
@@ -147,7 +147,7 @@ def set_split(config: ConfigDict, split: str, *, others: str = "") -> None:
 
 LABELS_AT_CLIENTS = (
     *("fedavg", "fedavg_pp", "fedprox", "fixmatch", "freematch", "uda", "fedmatch", "fedsem", "fedtrinet"),
-    *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure", "sage"),
+    *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure", "sage", "feddb"),
 )
 """The methods that read labels at the clients."""
 ON_ALL_LABELS = ("fedavg", "fedavg_pp", "fedprox")

@@ -52,6 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10, "model.norm": "running"},
     "sage": {"data.labels_at": "clients", "data.exclude_labeled": False},
     "cbafed": {"data.labels_at": "some_clients"},
+    "feddb": {"data.labels_at": "clients", "data.exclude_labeled": False, "method.unlabeled_batch_size": 80},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL,
 }  # fmt: skip

@@ -18,7 +18,7 @@ LABELS_AT = {
     "fedavg": ("clients", "server"),
     "freematch": ("server", "clients"),
     "cbafed": ("some_clients",),
-    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox", "sage"), ("clients",)),
+    **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox", "sage", "feddb"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
 WITHOUT_CLIENTS = ("supervised", "fixmatch_central", "freematch_central")

@@ -42,7 +42,7 @@ def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_ba
     if data.labels_at not in requires.labels_at:
         accepted = " or ".join(requires.labels_at)
         raise ValueError(f"data.labels_at: got {data.labels_at} with method.name={name}, accepted: {accepted}")
-    if data.reveal_labels and "clients" not in requires.labels_at:
+    if data.reveal_labels and {*requires.labels_at} == {"server"}:
         raise ValueError(f"data.reveal_labels: got True with method.name={name}, whose clients read no labels, accepted: False")
     if (system := settings.system).faulty and system.fault == "labels" and requires.clients and data.labels_at == "server":
         accepted = "sign_flip or noise, as clients have no labels"

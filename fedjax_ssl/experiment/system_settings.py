@@ -126,7 +126,8 @@ class SystemSettings(Model):
                 raise ValueError(f"system.participation: got async where no client needs time, accepted: {accepted}")
             for key in ("trace", "deadline_s", "dropout"):  # clients begin at any time, and the server waits for all of them
                 if got := getattr(self, key):
-                    raise ValueError(f"system.participation: got async with system.{key}={got}, accepted: without")
+                    shown = f"{got:g}" if isinstance(got, float) else got
+                    raise ValueError(f"system.participation: got async with system.{key}={shown}, accepted: without")
         medians = {key: getattr(self, key) for key in ("speed", "up", "down")}
         if self.file and any(medians.values()):
             key, got = next((key, got) for key, got in medians.items() if got)

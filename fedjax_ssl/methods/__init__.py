@@ -14,6 +14,7 @@ from fedjax_ssl.methods.cbafed import cbafed
 from fedjax_ssl.methods.central import fixmatch_central, freematch_central
 from fedjax_ssl.methods.fedavg import fedavg, fedavg_pp, fedprox
 from fedjax_ssl.methods.fedcon import fedcon
+from fedjax_ssl.methods.feddb import feddb
 from fedjax_ssl.methods.feddure import feddure
 from fedjax_ssl.methods.fedlabel import fedlabel
 from fedjax_ssl.methods.fedmatch import fedmatch
@@ -30,23 +31,10 @@ from fedjax_ssl.methods.supervised import supervised
 from fedjax_ssl.methods.uda import uda
 from fedjax_ssl.options import Options
 
-_METHODS = (
-    fl2,
-    semifl,
-    fedmatch,
-    fedcon,
-    fedsiam_pi,
-    fedsiam_mt,
-    fedsiam_d,
-    fedsem,
-    fedtrinet,
-    fedlabel,
-    feddure,
-    sage,
-    cbafed,
-)
+_METHODS = (fl2, semifl, fedmatch, fedcon, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedtrinet, fedlabel, feddure)
+_NEWER = (sage, cbafed, feddb)
 _BASELINES = (fixmatch, freematch, uda, supervised, fedavg, fedavg_pp, fedprox, freematch_central, fixmatch_central)
-METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_BASELINES)}
+METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_NEWER, *_BASELINES)}
 PROX_MU: dict[str, float] = {"fedprox": 0.01}  # the default of `method.prox_mu`, where it is not 0
 
 

@@ -197,7 +197,7 @@ def chosen_by_validation(name: str, results: Sequence[Result]) -> Table | None:
     found, by_loss = list[tuple[Cell, ...]](), False
     for row, own in rows.items():
         alive = [one for one in own if not any(run.get("diverged") for run in one["runs"])]
-        has_validation = all("validation" in run for one in alive for run in one["runs"])
+        has_validation = all(one["runs"] and all("validation" in run for run in one["runs"]) for one in alive)
         if len(own) < 2 or not alive or not has_validation or not _differ_in_hyperparameters(own):
             return None
         best = max(alive, key=lambda one: float(np.mean([run["validation"] for run in one["runs"]])))

@@ -16,7 +16,7 @@ NAMES = {
     "fl2": "(FL)²", "semifl": "SemiFL", "fedmatch": "FedMatch", "fedcon": "FedCon", "fedsiam_pi": "FedSiam-Pi",
     "fedsiam_mt": "FedSiam-MT", "fedsiam_d": "FedSiam-D", "fedsem": "FedSem", "fedtrinet": "FedTriNet", "fedlabel": "FedLabel",
     "feddure": "FedDure", "fixmatch": "FixMatch", "uda": "UDA", "fedavg": "FedAvg", "fedavg_pp": "FedAvg++",
-    "fedprox": "FedProx", "freematch": "FreeMatch", "sage": "SAGE", "cbafed": "CBAFed",
+    "fedprox": "FedProx", "freematch": "FreeMatch", "sage": "SAGE", "cbafed": "CBAFed", "feddb": "FedDB",
     "freematch_central": "FreeMatch (pooled)", "fixmatch_central": "FixMatch (pooled)",
 }  # fmt: skip
 """The methods as their papers write them."""

@@ -36,6 +36,7 @@ OWN = {
     "freematch": LABELING | {"client/threshold"},
     "sage": LABELING | {"client/unlabeled_loss"},
     "cbafed": LABELING,
+    "feddb": LABELING | {"client/unlabeled_loss"},
     "feddure": DIAGNOSTICS | WEIGHTS | {"client/reward", "client/unlabeled_loss"},
     "fedlabel": LABELING
     | {"client/unlabeled_loss", "client/consistency_loss", "client/local_expert_rate", "client/agreement_rate"},

@@ -49,7 +49,7 @@ def test_keys_become_rules_and_profiles(tmp_path):
     assert rules[:7] == ("available", 600.0, 90.0, 0.0, 5.0, True, True)
     late = experiment(**files | {"trace": ""}, participation="async", concurrency=15, staleness=2.0).problem.system
     assert (late.is_async, late.concurrency, late.staleness) == (True, 15, 2.0)
-    for key, value in {"trace": "diurnal", "deadline_s": 2.0, "dropout": 0.3}.items():
+    for key, value in {"trace": "diurnal", "deadline_s": 2.5, "dropout": 0.3}.items():
         with pytest.raises(
             ValueError, match=rf"^system.participation: got async with system.{key}={value}, accepted: without$"
         ):

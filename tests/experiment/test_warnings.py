@@ -65,6 +65,11 @@ DOUBTFUL = [
         {"server__aggregation": "krum", "server__assumed_faulty": 0.01},
         "server.assumed_faulty=0.01: of so few clients a round none is assumed faulty",
     ),
+    (
+        "fixmatch",
+        {"server__aggregation": "krum", "server__assumed_faulty": 0.4},
+        "server.assumed_faulty=0.4: Krum needs more than 2 f + 2 clients a round to bear f faulty ones",
+    ),
     ("fl2", {"diagnostics__clients_every": 5}, "diagnostics.clients_every=5: no round's clients are recorded"),
     ("fl2", {"eval_every": 5}, "eval_every=5: only the last round is evaluated"),
 ]

@@ -92,6 +92,7 @@ OWNED = (
     "clients",
 )
 ITS_OWN = "got a name of the simulation's own, accepted: another one"
+PLACES = "'server' or 'clients' or 'some_clients', in a tuple"
 REFUSED = {
     "client_update: got tuple, accepted: ClientOutput": replaced(client_update=lambda *_: ({}, 1.0)),
     "client_update: update: got float32[1] at ['w'], accepted: float32[3], as it was broadcast": client(
@@ -176,8 +177,8 @@ REFUSED = {
     ),
     "predict: got no function, accepted: names and functions, the first of which is evaluated": replaced(predict={}),
     "aggregator: got 'Stack', accepted: 'sum' or 'stack'": replaced(aggregator="Stack"),
-    "labels_at: got ('client',), accepted: 'server' or 'clients', in a tuple": replaced(requires=Requires(("client",))),
-    "labels_at: got 'clients', accepted: 'server' or 'clients', in a tuple": replaced(requires=Requires("clients")),
+    f"labels_at: got ('client',), accepted: {PLACES}": replaced(requires=Requires(("client",))),
+    f"labels_at: got 'clients', accepted: {PLACES}": replaced(requires=Requires("clients")),
     "server_training: got ('before',), accepted: 'after' or 'parallel', in a tuple": replaced(
         requires=Requires(server_training=("before",))
     ),
