@@ -87,6 +87,7 @@ def client_update(
     )
     output = semi_supervised.client_output(task, client, shared, optimizer, data, objective, jnp.stack(keys))
     stored, own = output.client_state
+    own = jnp.where(output.weight > 0, own, 0.0)
     metrics = {
         **output.metrics,
         **pseudo_labels.diagnostics(label, data.true_labels, accepted, mask),

@@ -24,7 +24,7 @@ def debiased(probs: Probs, prior: Float[Array, " C"]) -> Float32[Array, "n C"]:
     [[0.25 0.75]]
     """
     ratios = probs / jnp.maximum(prior, 1e-12)
-    return (ratios / jnp.sum(ratios, axis=1, keepdims=True)).astype(jnp.float32)
+    return (ratios / jnp.maximum(jnp.sum(ratios, axis=1, keepdims=True), 1e-12)).astype(jnp.float32)
 
 
 def weights_to_uniform(
