@@ -36,3 +36,9 @@ experiment = fedjax_ssl.build(digits.get_config("supervised"))
 print(sorted(name for name in sys.modules if name.startswith(("fedjax_ssl.runs", "fedjax_ssl.report", "fedjax_ssl.launch"))))
 """
     assert run_python("-c", code).splitlines()[-1] == "[]"
+
+
+def test_no_import_starts_a_backend():
+    """JAX takes the number of its devices only before it has any."""
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES]
+    run_python("-c", f"import jax, {', '.join(names)}; jax.config.update('jax_num_cpu_devices', 3)")
