@@ -81,13 +81,18 @@ def parse(
     return word, values
 
 
+def is_small(argument: str | None) -> bool:
+    """Whether the word `small` is in a config's argument."""
+    return SMALL in (part.strip() for part in (argument or "").split(","))
+
+
 def sized(config: ConfigDict, argument: str | None) -> ConfigDict:
     """The config; with the word `small` in its argument at a size for two CPU cores, on the paper's own images.
 
     30 rounds of at most 4 of 20 clients, one local epoch where clients train for epochs, and in place of a network for
     accelerators the small one of the digits.
     """
-    if SMALL not in (part.strip() for part in (argument or "").split(",")):
+    if not is_small(argument):
         return config
     if config.model.name not in ("mnist_cnn", "emnist_cnn", "linear"):
         norm = {key: config.model[key] for key in ("norm", "norm_momentum")}

@@ -31,6 +31,8 @@ def make(argument: str | None, dataset: str, examples: int) -> ConfigDict:
     """
     keys = {"split": "iid_iid", "gamma": "0.5", "clients": "5", "labels": "5000", "batch": "released"}
     word, given = common.parse(argument, tuple(WORDS), has_small=True, **keys)
+    if given["clients"] != keys["clients"] and common.is_small(argument):
+        raise ValueError(f"the config's argument clients: got {given['clients']!r} with small, accepted: without it")
     method, own = WORDS[word]
     split = common.one_of("split", given["split"], ("iid_iid", "iid_dir", "dir_dir"))
     labels = common.number("labels", given["labels"])

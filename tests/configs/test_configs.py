@@ -154,6 +154,8 @@ def test_small_takes_a_fifth_of_the_clients_with_their_own_shares_and_keeps_a_cl
     uneven = settings("fedsiam_mnist", "d,small,split=noniid3").data
     assert uneven.labeled_fraction == (0.55,) * 2 + (0.05,) * 18
     assert settings("fedsiam_cifar10", "d,small,split=noniid1,variant=released").data.num_clients == 100
+    with pytest.raises(ValueError, match=r"^the config's argument clients: got '10' with small, accepted: without it$"):
+        settings("feddure_cifar10", "small,clients=10")
 
 
 def test_no_config_file_is_left_out():
