@@ -9,7 +9,7 @@ here), IID, Dirichlet .3 and .1, 40 labels: fl2 81.5 (7.4), 43.5 (7.5), 36.4 (1.
 (11.1), 24.3 (4.5), 19.2 (5.7), the others 10.0 to 16.9. The server trains ten times on its labels before round 1, as in the
 released code; with one training, as in the paper's Algorithm 1 (`--config.server.training.pretrain=1`), the one seed that
 ran is 9 points lower in round 55, which may be chance (benchmarks/fl2_cifar10.md). Run time: for an accelerator; on two
-CPU cores `fl2_cifar10:small,labels=1000` takes 7 minutes (one seed: 57.7 %, and the labels alone 55.4 (1.1), three seeds).
+CPU cores `fl2_cifar10:small,labels=1000` takes 7 minutes: 56.8 (.9) %, and the labels alone 55.4 (1.1), three seeds.
 """
 
 from .common import ConfigDict, fl2
