@@ -41,4 +41,5 @@ print(sorted(name for name in sys.modules if name.startswith(("fedjax_ssl.runs",
 def test_no_import_starts_a_backend():
     """JAX takes the number of its devices only before it has any."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in FILES]
-    run_python("-c", f"import jax, {', '.join(names)}; jax.config.update('jax_num_cpu_devices', 3)")
+    program = f"import jax, {', '.join(names)}; jax.config.update('jax_num_cpu_devices', 3); print(len(jax.devices('cpu')))"
+    assert run_python("-c", program).split()[-1] == "3"

@@ -18,7 +18,7 @@ from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import mix
 from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Training
-from fedjax_ssl.method import EVERYWHERE, Aggregate, ClientData, ClientOutput, DataSpec, Method, ServerData
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, DataSpec, Method, ServerData
 from fedjax_ssl.metrics import Metrics, Sum, num_bytes
 from fedjax_ssl.options import FirstPhase, LabeledRepeats
 from fedjax_ssl.ssl import pseudo_labels
@@ -53,7 +53,13 @@ def fedsem(*, task: Task, client: Training, server: Server, options: FedSemOptio
     """
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(
-        task, client, server, update, labels_at=EVERYWHERE[1:], views=("labeled",), extra=lambda state, _: state.extra
+        task,
+        client,
+        server,
+        update,
+        labels_at=("clients", "some_clients"),
+        views=("labeled",),
+        extra=lambda state, _: state.extra,
     )
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedSemClientState]:

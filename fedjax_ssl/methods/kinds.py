@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from fedjax_ssl.arrays import Key, Number, PyTree
 from fedjax_ssl.method import ClientData, ClientOutput, Method
-from fedjax_ssl.metrics import Sum
 
 
 class Kinds(NamedTuple):
@@ -36,7 +36,7 @@ def with_kinds(method: Method, kinds: Kinds) -> Method:
         output = method.client_update(shared, per_client, state, data._replace(unlabeled=unlabeled), key)
         metrics = dict(output.metrics)
         if (down := metrics.get("comm/bytes_down")) is not None:
-            metrics["comm/bytes_down"] = Sum(jnp.where(rests, 0, down[0]))
+            metrics["comm/bytes_down"] = jax.tree.map(lambda x: jnp.where(rests, 0, x), down)
         return output._replace(weight=jnp.where(rests, 0.0, output.weight), metrics=metrics)
 
     return method._replace(client_update=client_update)

@@ -1,7 +1,7 @@
 """SAGE (Liu et al., CVPR 2025): pseudo-labels by the local and the global model together, for labels at all clients.
 
-Equations, optimizer, views and splits are those of the authors' released code, as the paper's text was not at hand; its shared
-optimizer, which carries one client's momentum into the next one's training, is not reproduced.
+Equations are those of the authors' released code, as the paper's text was not at hand. Its one optimizer for all clients, which
+carries a client's momentum into the next one's training, is not reproduced.
 """
 
 from functools import partial

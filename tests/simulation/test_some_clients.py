@@ -64,7 +64,9 @@ def client_of(kinds, labeled, unlabeled, round):
 
     def client_update(shared, per_client, state, data, key):
         count = data.labeled.count + data.unlabeled.count
-        return ClientOutput(shared.learning_rate, count * 1.0, state + count, {"comm/bytes_down": Sum(jnp.int32(4))})
+        return ClientOutput(
+            shared.learning_rate, count * 1.0, state + count, {"comm/bytes_down": Sum(jnp.int32(4), jnp.int32(3))}
+        )
 
     method = with_kinds(Method(init=None, broadcast=None, client_update=client_update, server_update=None, predict={}), kinds)
     index = jnp.zeros(9, jnp.int32)
@@ -79,10 +81,10 @@ def test_clients_without_labels_rest_in_the_first_rounds_and_have_a_learning_rat
         for kind, counts in {"labeled": (5, 0), "unlabeled": (0, 6)}.items()
         for round in (1, 2)
     }
-    seen = {key: (one.update, one.weight, one.client_state, one.metrics["comm/bytes_down"][0]) for key, one in found.items()}
+    seen = {key: (one.update, one.weight, one.client_state, *one.metrics["comm/bytes_down"]) for key, one in found.items()}
     assert {key: tuple(map(float, one)) for key, one in seen.items()} == {
-        ("labeled", 1): (0.5, 5, 12, 4), ("labeled", 2): (0.5, 5, 12, 4),
-        ("unlabeled", 1): (0.125, 0, 7, 0), ("unlabeled", 2): (0.125, 6, 13, 4),
+        ("labeled", 1): (0.5, 5, 12, 4, 3), ("labeled", 2): (0.5, 5, 12, 4, 3),
+        ("unlabeled", 1): (0.125, 0, 7, 0, 0), ("unlabeled", 2): (0.125, 6, 13, 4, 3),
     }  # fmt: skip
 
 

@@ -88,11 +88,8 @@ def test_part(path: str) -> tuple[Part, list[str], list[str]]:
         files = {"test": Files(inside.images, np.full(len(inside.images), UNLABELED), None, inside.others)}
     else:
         files, classes = _files(root, {"test": folder})
-    return (
-        _read(path, path, {"test": files["test"]._replace(clients=None)})["test"],
-        classes,
-        _named(root, files["test"]).tolist(),
-    )
+    test = files["test"]._replace(clients=None)  # whose they are does not matter here
+    return _read(path, path, {"test": test})["test"], classes, _named(root, test).tolist()
 
 
 def _split_folders(root: Path) -> dict[str, Path]:

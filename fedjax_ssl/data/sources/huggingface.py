@@ -175,9 +175,8 @@ def _images(
 
     found, paths = {}, {}
     for split, rows in splits.items():
-        key = hashlib.sha256(repr([name, split, [*splits], column, side, *map(_stamp, rows.cache_files)]).encode()).hexdigest()[
-            :32
-        ]
+        about = [name, split, [*splits], column, side, *map(_stamp, rows.cache_files)]
+        key = hashlib.sha256(repr(about).encode()).hexdigest()[:32]
         paths[split] = Path(place, "decoded", f"{key}.npy")
         found[split] = _kept(paths[split], len(rows))
     kept = {split: array for split, array in found.items() if array is not None}
