@@ -31,7 +31,7 @@ class DataSpec(NamedTuple):
     num_clients: int  # K
     cohort_size: int  # M
     client_rows: int = 1  # n, the most unlabeled examples of a client, for methods that keep a value for each example
-    labeled_cohort: int = 0  # how many of a round's clients have labels; 0: as the draw has it
+    labeled_cohort: int = 0  # how many of a round's clients have labels; 0: as many as are drawn
 
 
 class Cohort(NamedTuple):
@@ -69,7 +69,7 @@ class ServerData(NamedTuple):
 class ClientOutput(NamedTuple):
     """What one client returns."""
 
-    update: PyTree  # broadcast minus local, a pseudo-gradient for any optax optimizer; by `local.Task.update` a `local.Weights`
+    update: PyTree  # broadcast minus local, a pseudo-gradient for any optax optimizer, as `local.Task.update` makes it
     weight: Array  # float32 scalar >= 0, unnormalized aggregation weight; a client of weight 0 is left out and sends nothing
     client_state: PyTree  # the client's new persistent state, with the structure of the old one
     metrics: ClientMetrics  # name -> Mean or Sum of scalars, or PerClient, which `diagnostics.clients_every` records

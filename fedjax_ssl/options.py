@@ -123,7 +123,7 @@ class Options(Model, arbitrary_types_allowed=True):
 Divisor = Literal["used", "batch"]
 """What the sum of a loss over a batch is divided by.
 
-`used`: the number of examples that the loss covers; `batch`: of all examples in the batch.
+`used`: the number of examples that the loss covers; `batch`: the number of all examples in the batch.
 """
 PseudoLabels = Literal["global", "local"]
 LABELS_BY: Any = Field(
@@ -280,7 +280,7 @@ def as_text(value: Any) -> str:
 
 
 def fields_of(model: type[pydantic.BaseModel] | pydantic.BaseModel, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every field with its dotted key, each group before its fields; of an instance, the fields that its groups really have."""
+    """Every field with its dotted key, each group before its fields; for an instance, those of its groups' own classes."""
     kind: Any = model if isinstance(model, type) else type(model)
     for name, field in kind.model_fields.items():
         yield prefix + name, field

@@ -3,10 +3,11 @@
     python -m launch.evaluate DIR... [--best] [--data FILE_OR_FOLDER] [--clients] [--personalize EPOCHS] [--save] [--json]
         [--out predictions.csv]
 
-DIR is a run's folder, or one that holds several, such as a sweep: those that differ in their seeds alone also have a mean
-and a standard deviation. By default the model is evaluated on the run's own test set. `--data` is an .npz file (x_test,
-y_test; test_images, test_labels; or images and, if known, labels), or a folder: of classes, with train/ and test/, or of images
-without labels. The runs are only read, but for `--save`: each gets what was found as `evaluation.json`, for `launch.report`.
+DIR is a run's folder, or one that holds several runs, such as a sweep. Of runs that differ in their seeds alone, mean and
+standard deviation are printed, too. By default the model is evaluated on the run's own test set. `--data` is an .npz file
+(x_test, y_test; test_images, test_labels; or images and, if known, labels), or a folder: of images without labels, or with one
+folder for each class, itself or in its `test/`. The runs are only read, unless `--save` writes what was found into their
+folders as `evaluation.json`, for `launch.report`.
 
 Exit status: 0 done; 2 wrong arguments, runs or data.
 """

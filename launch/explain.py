@@ -1,9 +1,9 @@
-"""Explains a config's keys, and lists what there is.
+"""Explains a config's keys, or lists the methods, networks, datasets, splits, configs or sweeps.
 
     python -m launch.explain --config=digits:fl2 [KEY or GROUP ...] [--config.a.b=value ...]
     python -m launch.explain methods | networks | datasets | splits | configs | sweeps
 
-Each key is printed with its value, its meaning, what it accepts and, where not every run reads it, what reads it.
+Each key is printed with its value, its meaning, what it accepts and, unless every run uses it, what it is used with.
 Exit status: 0 done; 2 wrong config or arguments.
 """
 

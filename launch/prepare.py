@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.Parser("prepare", __doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="datasets, such as cifar10; --list has all names")
-    parser.add_argument("--data_dir", help="the folder to keep them in, which is made")
-    parser.add_argument("--list", action="store_true", help="prints each dataset: is it there, its size, its place, its terms")
+    parser.add_argument("--data_dir", help="the folder to keep them in; it is made if it is missing")
+    parser.add_argument("--list", action="store_true", help="list each dataset: whether it is there, its size, place and terms")
     return parser
 
 

@@ -125,13 +125,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target",
         type=_target,
-        help="a test accuracy in (0, 1], also a line in figures; default: 90 %% of the best group's last mean",
+        help="a test accuracy in (0, 1]: tables have the costs until it is reached, figures a line at it; default: 90 %% of "
+        "the best group's last mean",
     )
     interval = "95 %% confidence intervals of means over runs (Student's t) in place of sample standard deviations"
     parser.add_argument("--interval", action="store_true", help=interval)
     labels = "your own labels of methods or groups: NAME=LABEL, with commas between several"
     parser.add_argument("--labels", default="", metavar="NAME=LABEL", help=labels)
-    parser.add_argument("--title", default="", help="the page's title, in place of what is compared")
+    parser.add_argument("--title", default="", help="the page's title; default: what it compares")
     width = "width of figures of curves: of a paper's single or double column (3.4 and 7 inches), or for the page"
     parser.add_argument("--width", choices=list(WIDTHS), default="page", help=width)
     parser.add_argument(

@@ -7,8 +7,8 @@ columns, joined by spaces, are the text. Classes are numbered in the order of th
 known class. The default encoder is (FL)^2's.
 
 `--train_strong` has the rows of `--train` in other words, such as back-translations: their features are the strong view.
-`fedjax_ssl/data/README.md` says how (FL)^2 makes them. `--strong=words` makes one by leaving words out and moving them, which
-is no paper's. Without either the strong view is the weak one.
+`fedjax_ssl/data/README.md` says how (FL)^2 makes them. `--strong=words` makes a strong view by leaving out
+and moving words, as no paper does. Without either, the strong view is the weak one.
 
 Needs the optional dependencies of `pip install -e ".[text]"`. Exit status: 0 done; 2 wrong arguments or files.
 """
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pooling", default="cls", choices=text_encoder.POOLING, help=pooling)
     parser.add_argument("--max_length", type=positive, default=128, help="tokens of a text that are read (%(default)s)")
     parser.add_argument("--batch_size", type=positive, default=64, help="texts at a time (%(default)s)")
-    parser.add_argument("--per_class", type=positive, default=0, help="first rows of each class to read; default: all")
+    parser.add_argument("--per_class", type=positive, default=0, help="how many rows of each class to read; default: all")
     return parser
 
 

@@ -16,7 +16,7 @@ from fedjax_ssl.options import plural
 
 
 class Move(NamedTuple):
-    """How a view moves an image: mirrored half of the time, and cropped after padding (None: by up to an eighth of a side)."""
+    """How a view moves an image: mirrored half of the time, and cropped after padding (None: 1/8 of a side, 4 at most)."""
 
     flips: bool
     pad: int | None
@@ -62,7 +62,7 @@ FALLBACK = ("crop", "usb")
 
 
 def names(dataset: str, weak: str = "default", strong: str = "default", labeled: str = "default") -> tuple[str, str, str]:
-    """The names of the weak, strong and labeled view of a dataset of images, by its name, where these may be `default`."""
+    """The names of the weak, strong and labeled view of a dataset of images, with its own in place of `default`."""
     about = known(dataset)
     own_weak, own_strong = (about.weak, about.strong) if about else FALLBACK
     weak, strong = own_weak if weak == "default" else weak, own_strong if strong == "default" else strong

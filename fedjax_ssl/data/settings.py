@@ -22,7 +22,7 @@ class DataSettings(Model):
     """The dataset, its split and its views.
 
     Labels are at the server or at the clients. At the clients there are two ways: one partition divides all examples and a
-    share of each client's is labeled (`is_joint`), or labeled and unlabeled examples are partitioned separately.
+    share of each client's examples is labeled (`is_joint`), or labeled and unlabeled examples are partitioned separately.
     """
 
     name: str = Field(
@@ -33,8 +33,8 @@ class DataSettings(Model):
     data_dir: Annotated[str, ReadWhere({"run.reads_files": SET})] = Field(
         default="",
         description="Folder with the datasets, as TFDS has prepared them or as their authors' original files. If it is empty, "
-        "it is what the environment variable FEDJAX_SSL_DATA names, or else ~/.cache/fedjax_ssl/data, and TFDS's own folder is "
-        "searched, too.",
+        "the environment variable FEDJAX_SSL_DATA names the folder, or else it is ~/.cache/fedjax_ssl/data; TFDS's own folder "
+        "is searched, too.",
     )
     download: bool = Field(
         default=True,
@@ -47,16 +47,16 @@ class DataSettings(Model):
         "`text_features`.",
     )
     image_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
-        default="", description="The column of images. If it is empty, it is the only column of images."
+        default="", description="Name of the column of images. Empty takes the only column of images."
     )
     label_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
         default="",
-        description="The column of labels. If it is empty, it is the only one of classes or called `label`.",
+        description="Name of the column of labels. Empty takes the only one whose type or name, such as `label`, says so.",
     )
     client_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
         default="",
-        description="The column that says whose an example is, such as `writer_id`, for `partition=natural`. If it is empty, "
-        "nobody's.",
+        description="Name of the column that says whose an example is, such as `writer_id`, for `partition=natural`. Empty "
+        "takes none: the examples are nobody's.",
     )
     resize: Annotated[Count, ReadWhere({"run.has_columns": SET})] = Field(
         default=0, description="Height and width in pixels to which images are resized; 0 leaves them as they are."
@@ -88,9 +88,9 @@ class DataSettings(Model):
     ] = Field(
         default=0.0,
         description="Share of each client's examples that nobody trains on, and on which `diagnostics.client_eval_every` and "
-        "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among examples of known class, "
-        "before any of them is labeled or, where the labeled ones are drawn first, among the others. 0 holds none out; "
-        "0.1 to 0.3 is usual.",
+        "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among the client's examples of known "
+        "class: among all of them where labels are then drawn within each client, and otherwise among those without a label. "
+        "0 holds none out; 0.1 to 0.3 is usual.",
     )
     renumber_labels: bool = Field(
         default=False,
@@ -108,8 +108,8 @@ class DataSettings(Model):
     )
     labeled_clients: Annotated[Numbers, ReadWhere(labels_at=("some_clients",))] = Field(
         default=(0.4,),
-        description="Which clients have the labels where some have them: a share of all clients below 1, or a number of "
-        "clients, of which the first ones are taken, or several clients' numbers from 0 on.",
+        description="Which clients have the labels where some have them: one number below 1 is a share of all clients, a "
+        "larger one is how many have labels, the first ones in both cases; several numbers are those of clients, from 0 on.",
     )
     num_labels: Annotated[Positive, ReadWhere(labels_at=("server", "clients"), labeled_fraction=UNSET)] = Field(
         default=40,
@@ -213,13 +213,13 @@ class DataSettings(Model):
 
     @property
     def is_joint(self) -> bool:
-        """Whether one partition covers all examples, and each client has a share of labels within its own."""
+        """Whether one partition covers all examples, and a share of each client's examples is labeled."""
         apart = self.labeled_partition or self.unlabeled_partition
         return self.labels_at == "some_clients" or (self.labels_at == "clients" and bool(self.labeled_fraction) and not apart)
 
     @property
     def fractions(self) -> tuple[float, ...]:
-        """The share of labeled examples of each client, where one partition covers all; one number: of all clients alike."""
+        """The share of labeled examples of each client, where one partition covers all examples; one number holds for all."""
         if self.labels_at != "some_clients":
             return self.labeled_fraction
         given, number = self.labeled_clients, self.num_clients

@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 class Assignment(NamedTuple):
     """Which training examples the server and each client have, labeled or not; `notes` are as in `Partition`.
 
-    Examples for `validation` are nobody's: training examples or, where they are the data's own, positions after these. Nobody
-    trains on those of `client_test` either, on which each client is tested: some of its own or, after all others, examples of
-    the test part. Without them it is empty.
+    Examples for `validation` are nobody's: training examples or, where the data have a validation part, positions after these.
+    Each client is tested on its `client_test`, on which nobody trains either: some of its own examples or, at positions after
+    all others, examples of the test part. Without tests of clients it is empty.
     """
 
     server: Positions
@@ -148,7 +148,7 @@ def _drawn(dataset: Dataset, how: DataSettings, seed: int) -> Assignment:
 def log_notes(assignment: Assignment, num_examples: int, *, of_clients: bool = True) -> None:
     """Logs how many training examples no client gets or validation takes, and where the split differs from the request.
 
-    What concerns clients is logged only `of_clients`: of a method that reads their data.
+    What concerns clients is logged only if `of_clients` is true, that is, if the method reads their data.
     """
     if len(assignment.validation):
         _log.info("%d examples are for validation", len(assignment.validation))

@@ -18,7 +18,7 @@ Encoder = Callable[[Sequence[str]], np.ndarray]
 """Texts [B] -> features float32 [B, D]."""
 POOLING = ("cls", "mean")
 HEADERS = ("label", "labels", "class", "category", "target")
-"""What a header calls the column of labels; in the first row alone it is no class."""
+"""What headers call the column of labels: a first label that is one of these, and that no other row has, is a header."""
 CHANGED = 0.1  # as in EDA, Wei and Zou (2019), Section 2
 
 

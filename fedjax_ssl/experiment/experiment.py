@@ -43,8 +43,8 @@ def is_over(row: Row, settings: Settings) -> bool:
 class Experiment:
     """One run, or several runs that are computed together, ready to begin; `num_params` is the network's size.
 
-    `tiny_method` makes the method for a run's number with a tiny network, for counts of steps and examples. `trained` makes the
-    method for a run's number whose clients train by other settings.
+    `tiny_method` makes a run's method with a tiny network, to count steps and examples, and `trained` one whose clients train
+    by other settings. Both take the run's number: its value of the setting that `vary` names, or None.
     """
 
     runs: tuple[Run, ...]
@@ -118,7 +118,7 @@ class Experiment:
     def steps(self, state: RunState | None = None, last: Sequence[Row] | None = None) -> Iterator[tuple[RunState, list[Row]]]:
         """As `rounds`, but always with a list of rows.
 
-        That of a run that has diverged is `{"round": ..., REASON: why}`, and after a run has ended early, while others go on,
+        The row of a run that has diverged is `{"round": ..., REASON: why}`. After a run has ended early, while others go on,
         its rows are `{"round": ..., ENDED_EARLY: why}`.
         """
         if self.lacking:

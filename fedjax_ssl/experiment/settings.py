@@ -53,7 +53,7 @@ VALIDATED = Is("{}=labels, pool or own", lambda word: word != "none")
 
 
 class ExecutionSettings(Model):
-    """How the work is laid out on devices. It changes time and memory, and results by rounding alone."""
+    """How the work is laid out on devices. It changes time and memory; results change only by rounding."""
 
     strategy: Literal["auto", "vmap", "scan", "chunked", "sharded"] = Field(
         default="auto",
@@ -63,8 +63,8 @@ class ExecutionSettings(Model):
     )
     chunk_size: Annotated[Count, ReadWhere(CLIENTS, strategy=("auto", "chunked", "sharded"))] = Field(
         default=0,
-        description="Number of clients that a device computes at once, where they are computed in chunks. 0 chooses: with "
-        "`chunked` as many as fit into memory, otherwise one on a CPU, and as many as fit on an accelerator.",
+        description="Number of clients that a device computes at once, where they are computed in chunks. 0 takes as many as "
+        "fit into memory, but only one on a CPU, unless `strategy` is `chunked`.",
     )
     conv: Literal["auto", "xla", "cpu", "gpu", "onednn"] = Field(
         default="auto",
@@ -145,17 +145,17 @@ class ModelSettings(Options):
     )
     init: str = Field(
         default="",
-        description="Weights that the run starts from: the path of a file `.npz` or `.safetensors` that `save_model` wrote, of "
-        "a `.safetensors` file of a torch network (`resnet` as torchvision names it, `wide_resnet` as USB does), or, in "
-        "commands, of a run's folder. The first and the last layer begin at random where their sizes differ. Empty begins at "
-        "random everywhere.",
+        description="Path of the weights that the run starts from: a file `.npz` or `.safetensors` that `save_model` wrote, a "
+        "`.safetensors` file of a torch network (`resnet` with torchvision's names of layers, `wide_resnet` with those of USB, "
+        "the benchmark of semi-supervised learning), or, in commands, a run's folder. The first and the last layer begin at "
+        "random where their sizes differ from the file's. Empty begins at random everywhere.",
     )
     trainable: str = Field(
         default="",
         description="Which parameters the run trains: those in whose path, such as `Block_3/Conv_0/kernel`, this regular "
         "expression is found, such as `Dense` for the classifier or `Dense|BatchNorm`. The others stay as `model.init` has "
-        "them: they are in no gradient, message, optimizer or client's state. Empty trains all. For clients or server alone, "
-        "an optimizer's `layers` has factors of 0.",
+        "them: they are in no gradient, message, optimizer or client's state. Empty trains all. To fix "
+        "parameters at the clients or the server alone, give them the factor 0 in that optimizer's `layers`.",
     )
     norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
         default="static",
@@ -235,7 +235,7 @@ class Settings(Model):
     )
     execution: ExecutionSettings = Field(
         default=ExecutionSettings(),
-        description="How the work is laid out on devices: it changes time and memory, and results by rounding alone.",
+        description="How the work is laid out on devices: it changes time and memory; results change only by rounding.",
     )
     diagnostics: DiagnosticsSettings = Field(
         default=DiagnosticsSettings(), description="What is recorded of each client in addition to the metrics."
@@ -246,8 +246,8 @@ class Settings(Model):
     )
     labeled_cohort: Annotated[Count, SOME_CLIENTS] = Field(
         default=0,
-        description="How many of the clients of each round have labels, where some clients have all of them; the others of the "
-        "round have none. Both are drawn uniformly. 0 draws uniformly among all clients.",
+        description="How many of the clients of each round have labels, with `data.labels_at=some_clients`; the others of "
+        "the round have none. Both kinds are drawn uniformly. 0 draws uniformly among all clients.",
     )
     seed: Seed = Field(
         default=0,
@@ -282,9 +282,9 @@ class Settings(Model):
     )
     eval_metrics: str = Field(
         default="",
-        description="What each evaluation computes of the test data in addition to accuracy and loss: names out of "
-        f"{', '.join(f'`{name}`' for name in SCORES)}, separated by commas. The metrics have them as `eval/` and the name, "
-        "`top5` as `eval/top5_accuracy`. For this the logits of all test examples are sent to the host.",
+        description="What each evaluation computes on the test data in addition to accuracy and loss: some of "
+        f"{', '.join(f'`{name}`' for name in SCORES)}, separated by commas. They are logged as `eval/NAME`, except "
+        "`top5`, which is logged as `eval/top5_accuracy`. For this the logits of all test examples are sent to the host.",
     )
     log_to: str = Field(
         default="",

@@ -32,29 +32,31 @@ class OptimizerSettings(Model):
         default="",
         description="Factors of the learning rate for parameters of some layers, as PATTERN=FACTOR, separated by commas, such "
         "as `Dense_0=0.1,BatchNorm=0`. A pattern is a regular expression that is looked for in a parameter's path, such as "
-        "`Block_3/Conv_0/kernel`. The first pattern that is found counts; other parameters have the whole learning rate. 0 "
-        "leaves parameters as they are; they are sent and counted as others, unlike those that `model.trainable` leaves out.",
+        "`Block_3/Conv_0/kernel`. The first pattern that is found counts; other parameters have the whole learning rate. A "
+        "factor of 0 leaves parameters as they are, but they are still sent and counted, unlike those that "
+        "`model.trainable` leaves out.",
     )
     warmup_rounds: Weight = Field(
         default=0.0,
         description="Number W of rounds in which the learning rate rises linearly, before the schedule begins: it is lr t/W in "
         "round t, from t = 1 on. The schedule then has t - W in place of t and R - W in place of R. Where a method trains on "
-        "pooled data, the learning rate rises by lr/(W S) with each of a round's S steps, the first of which has this rate. 0 "
-        "is no warm-up, and 5 to 20 is usual.",
+        "pooled data, the learning rate begins at lr/(W S) and rises by as much with each of a round's S steps. 0 is no "
+        "warm-up, and 5 to 20 is usual.",
     )
     schedule: Literal["constant", "cosine", "cosine_7_16", "step", "exponential"] = Field(
         default="cosine",
         description="How the learning rate lr changes from round t = 1 to the last round R. `constant` keeps it; `cosine` lets "
         "it fall to 0 as lr/2 (1 + cos(pi (t - 1) / R)); `cosine_7_16` lets it fall to about a fifth as lr cos(7/16 pi (t - 1) "
         "/ R), as FixMatch has it; `step` multiplies it by `schedule_factor` after every `schedule_every` rounds; "
-        "`exponential` lets it fall by as much evenly, as lr factor^((t - 1) / every). Where a method trains on pooled data, t "
-        "grows with every step, by 1/S in each of a round's S steps.",
+        "`exponential` lets it fall at the same pace, but in every round, as lr factor^((t - 1) / every). Where a method "
+        "trains on pooled data, t grows with every step, by 1/S in each of a round's S steps.",
     )
     schedule_factor: Annotated[float, Field(gt=0, le=1), ReadWhere(schedule=FALLING)] = Field(
-        default=0.1, description="Factor of the learning rate in `schedule_every` rounds. 0.1 to 0.5 is usual for steps."
+        default=0.1,
+        description="Factor that the learning rate is multiplied by in `schedule_every` rounds. 0.1 to 0.5 is usual for steps.",
     )
     schedule_every: Annotated[Positive, ReadWhere(schedule=FALLING)] = Field(
-        default=100, description="Number of rounds in which the learning rate falls by `schedule_factor`."
+        default=100, description="Number of rounds in which the learning rate is multiplied by `schedule_factor` once."
     )
     momentum: Annotated[Decay, ReadWhere(name=("sgd", "lars"))] = Field(
         default=0.9,
@@ -66,8 +68,8 @@ class OptimizerSettings(Model):
     )
     b1: Annotated[Decay, ReadWhere(name=("adam", "adamw", "lion"))] = Field(
         default=0.9,
-        description="Decay per step of the average of past gradients, which Adam and AdamW follow. Lion follows the sign of an "
-        "average in which the new gradient has the share 1 - b1 and past ones, whose own decay is 0.99, have the rest.",
+        description="Decay per step of the average of past gradients, which Adam and AdamW follow. Lion follows the sign of "
+        "b1 m + (1 - b1) g, where g is the new gradient and m the average of past ones, whose own decay is 0.99.",
     )
     b2: Annotated[Decay, ReadWhere(name=("adam", "adamw"))] = Field(
         default=0.999,
@@ -81,8 +83,8 @@ class OptimizerSettings(Model):
     )
     weight_decay: Weight = Field(
         default=5e-4,
-        description="Factor wd of the weight decay: each step adds wd times the parameters to the gradient, before the "
-        "optimizer's rule, which Adam, RMSProp and LARS then scale with it. AdamW and Lion decouple the two: they add it "
+        description="Factor wd of the weight decay: each step adds wd times the parameters to the gradient before the "
+        "optimizer's rule, so that Adam, RMSProp and LARS scale both together. AdamW and Lion are decoupled: they add it "
         "after their rule, so that each step takes lr wd of the parameters away. 0 is none. Usual are 0.0001 to 0.001, for "
         "AdamW 0.01 to 0.1, and for Lion 0.1 to 1.",
     )
@@ -128,9 +130,9 @@ class ServerOptimizerSettings(Model):
     )
     eps: Annotated[Rate, ReadWhere(name=("adam", "yogi", "adagrad"))] = Field(
         default=1e-3,
-        description="Number tau that keeps the divisor of a step away from 0: it is sqrt(v) + tau, where v, the average or for "
-        "Adagrad the sum of squared updates, begins at tau^2. The larger tau is, the less the steps adapt to each parameter; "
-        "Reddi et al. use 0.001.",
+        description="Number tau that keeps the divisor of a step away from 0: it is sqrt(v) + tau, where v is the average, or "
+        "for Adagrad the sum, of squared updates, and begins at tau^2. The larger tau is, the less the steps adapt to each "
+        "parameter; Reddi et al. use 0.001.",
     )
 
 
@@ -153,17 +155,17 @@ class ClientSettings(Model):
     )
     unlabeled_epochs: Annotated[Count, SOME_CLIENTS] = Field(
         default=0,
-        description="Number of local epochs of a client without labels, where some clients have all of them. 0 means as many "
-        "as `epochs`.",
+        description="Number of local epochs of a client without labels, with `data.labels_at=some_clients`. 0 means as many as "
+        "`epochs`.",
     )
     unlabeled_rate: Annotated[Rate, SOME_CLIENTS] = Field(
         default=1.0,
-        description="Factor of the learning rate of a client without labels, where some clients have all of them.",
+        description="Factor of the learning rate of a client without labels, with `data.labels_at=some_clients`.",
     )
     labeled_rounds: Annotated[Count, SOME_CLIENTS] = Field(
         default=0,
-        description="Number of rounds at the beginning in which clients without labels rest, where some clients have all "
-        "labels: a warm-up on labels alone.",
+        description="Number of rounds at the beginning in which clients without labels rest, with "
+        "`data.labels_at=some_clients`: a warm-up on labels alone.",
     )
     on_nonfinite: Literal["skip", "stop"] = Field(
         default="skip",
@@ -208,8 +210,8 @@ class StaticNormSettings(Model):
         default="cohort",
         description="The data whose statistics batch normalization evaluates with. Each choice includes the server's labeled "
         "data: `labeled` adds nothing to them, `cohort` adds the data of the next round's clients, and `all` adds all "
-        "unlabeled data, also examples that no client has. With labels at the clients only `cohort` is accepted, and the data "
-        "are those of the next round's clients alone.",
+        "unlabeled data, also examples that no client has. With labels at the clients, `cohort` alone is accepted, and the "
+        "data are those of the next round's clients alone.",
     )
     weighting: Literal["examples", "batches"] = Field(
         default="examples",

@@ -42,8 +42,8 @@ def train_client(
     """A client's round: gradient steps from the broadcast model, and what the client then sends.
 
     `shared` has `weights` and `learning_rate`; `optimizer` is the stored optimizer state; the new one becomes the
-    `client_state` of the output. In its place may be a TrainState with companions, the new ones of which, behind the optimizer
-    state, are part of the client state. `down` is as in `output_of`.
+    `client_state` of the output. `optimizer` may also be a TrainState with companions; the client state is then the tuple of
+    the new optimizer state and the new companions. `down` is as in `output_of`.
     """
     start = optimizer if isinstance(optimizer, TrainState) else TrainState(shared.weights, optimizer)
     trained = minimize(task, client, gradient, start, schedule, learning_rate=shared.learning_rate, key=key)
@@ -86,7 +86,7 @@ def client_repeats(options: LabeledRepeats, data: ClientData) -> Count:
 def repeated(
     options: LabeledRepeats, data: ClientData, client: Training, schedule_of: Callable[[Training], ScheduleT]
 ) -> ScheduleT:
-    """A client's schedule whose epochs go through its labeled examples several times, or of as many epochs as its kind has.
+    """A client's schedule; its epochs are `epochs` times the repeats of its labels, or, without labels, `unlabeled_epochs`.
 
     `schedule_of` makes the schedule for the largest number of epochs, which is then cut to the number of this client.
     """

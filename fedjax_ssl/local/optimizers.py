@@ -126,7 +126,7 @@ def layer_rates(factors: Factors) -> optax.GradientTransformation:
 
 
 class FedOptState(NamedTuple):
-    """The average m of past updates (not of Adagrad's), and the average or sum v of their squares."""
+    """The average m of past updates (`()` for Adagrad), and the average or, for Adagrad, the sum v of their squares."""
 
     mean: PyTree
     squares: PyTree

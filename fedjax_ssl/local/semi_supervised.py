@@ -41,9 +41,9 @@ class UnlabeledLoss(NamedTuple):
 class Objective(NamedTuple):
     """What a client's local steps minimize.
 
-    `unlabeled` computes L_u from the logits [B_u, C] of a batch's weak views, without gradient ([0, C] unless `weak`), and of
-    its strong views; from the batch; where there is a `reference`, from its logits on the weak views; and from the `status`, if
-    there is one.
+    `unlabeled` computes L_u. Its arguments are the logits [B_u, C] of a batch's weak views, without gradient ([0, C] unless
+    `weak`); those of its strong views; the batch; if there is a `reference`, its logits on the weak views; and, if there is
+    one, the `status`.
     """
 
     unlabeled: Callable[..., UnlabeledLoss]
@@ -52,8 +52,8 @@ class Objective(NamedTuple):
     weight: float  # w, the weight of L_u
     batch_size: int  # B_u, the unlabeled batch size; 0: as the labeled one
     repeats: LabeledRepeats = LabeledRepeats()  # how often an epoch goes through the client's labels
-    reference: Weights | None = None  # a network that is not trained, whose logits are those outside of training
-    status: PyTree = ()  # what each step reads and renews, such as moving averages; before the first step
+    reference: Weights | None = None  # a network that is not trained; its logits are those of evaluation
+    status: PyTree = ()  # what each step reads and renews, such as moving averages, as it is before the first step
 
 
 def step_metrics(label: Labels, accepted: Mask, data: ClientData, batch: Batch) -> Metrics:

@@ -67,15 +67,15 @@ class AnySchedule(Protocol):
         """The number of steps, an int32 scalar or an int."""
 
     def take(self, step: Count) -> PyTree:
-        """The batch of a step, of which `real` says how many examples it has."""
+        """The batch of a step; its `real` is the number of its examples."""
 
 
 class Training(NamedTuple):
     """How a client, or the server, trains: for a number of epochs or of steps; the other of the two is 0.
 
     `learning_rate` is a function of the time in rounds, an int32 or float32 scalar that begins at 0. Federated methods call it
-    with the index of the round. Training on pooled data calls it for every step, with fractions of rounds and the length of the
-    step, which is 1 without this second argument.
+    with the index of the round. Training on pooled data calls it for every step, with a fractional time and, as a second
+    argument, the length of the step in rounds, by default 1.
     """
 
     optimizer: optax.GradientTransformation  # without the learning rate
@@ -175,7 +175,7 @@ def minimize(
     learning_rate: Number,
     key: Key,
 ) -> Trained:
-    """Gradient steps of one network: `train` on a TrainState, whose optimizer state is the stored one before and after."""
+    """Gradient steps of one network by `train`; the given and the returned TrainState have the stored optimizer state."""
     anchor = state.weights.params
 
     def step(state: TrainState, batch: PyTree, key: Key) -> tuple[TrainState, Metrics]:

@@ -44,7 +44,7 @@ def options_class(factory: Callable[..., Method]) -> type[Options]:
 
 
 def register_method(name: str, factory: Callable[..., Method]) -> None:
-    """Makes a method known as `method.name`, in place of an earlier method of one's own with that name.
+    """Registers a method under a name that `method.name` then accepts; it replaces an earlier one of yours of that name.
 
     The default of the factory's `options` is an instance of a subclass of `fedjax_ssl.Options`. ValueError for a name of the
     package's methods, or a factory without such `options` or without `task`, `client` and `server`.

@@ -31,8 +31,8 @@ class FedDBOptions(LabeledRepeats):
     unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss beside the labeled one.")
     unlabeled_batch_size: Size = Field(
         default=0,
-        description="Number of accepted examples in a local step. 0 takes as many as `client.batch_size`; FedDB's code takes "
-        "all of a client's, and all of its labeled ones as the other batch.",
+        description="Number of accepted examples in a local step. 0 takes as many as `client.batch_size`; in FedDB's code "
+        "the two batches of a step are all accepted and all labeled examples of the client.",
     )
     prior_decay: Decay = Field(
         default=0.5, description="Decay per step of the client's prior, the moving average of its predictions."
@@ -47,7 +47,7 @@ class Sent(NamedTuple):
 
 
 def feddb(*, task: Task, client: Training, server: Server, options: FedDBOptions = FedDBOptions()) -> Method:
-    """FedDB: pseudo-labels by the received model's predictions over their mean, and learned weights of the clients.
+    """FedDB: pseudo-labels by the received model's predictions divided by their mean, and learned weights of clients.
 
     Clients minimize L_s + w mean over accepted of CE(label, p_strong). The server weighs their updates such that their priors'
     mean is near uniform (`fedjax_ssl.ssl.prior`).

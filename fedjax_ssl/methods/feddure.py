@@ -50,7 +50,7 @@ class FedDureOptions(Options):
     confidence: Annotated[Fraction, ReadWhere(regulators=("no_f",))] = Field(
         default=0.6, description="Confidence threshold that replaces F-reg where regulators=no_f."
     )
-    eta_s: Rate = Field(default=5e-4, description="Learning rate of C-reg (phi), also in F-reg's look-ahead.")
+    eta_s: Rate = Field(default=5e-4, description="Learning rate of the coarse-grained regulator, also in F-reg's look-ahead.")
     eta_w: Annotated[Rate, ReadWhere(regulators=("both", "no_c"))] = Field(default=5e-4, description="Learning rate of F-reg.")
     unlabeled_batch_size: Size = Field(
         default=0,

@@ -16,7 +16,7 @@ sees only accepted examples, with a forward pass of their strong views and one o
 statistics; a batch without accepted examples is no step. Batch-norm statistics change by the mean of both changes, since a sum
 could leave variances negative.
 
-FLUTE's choices that contradict the paper are options, marked `released`. FLUTE never resets the gradients of w_U; this mistake
+FLUTE's choices that contradict the paper are options, which say so. FLUTE never resets the gradients of w_U; this mistake
 is not copied.
 """
 
@@ -47,14 +47,14 @@ class FedLabelOptions(Options):
     confidence: Fraction = Field(default=0.3, description="Confidence that a pseudo-label has to exceed (beta).")
     measure: Annotated[Literal["variance", "entropy"], ReadWhere(experts=("both",))] = Field(
         default="variance",
-        description="What an expert's certainty is: the variance of its probabilities, or the inverse of their entropy.",
+        description="Certainty of an expert (global or local model): variance or inverse entropy of its probabilities.",
     )
     experts: Literal["both", "local", "global"] = Field(
         default="both",
         description="Which experts make pseudo-labels: `both`, or one alone, which is an ablation without consistency loss.",
     )
     expert_view: Literal["plain", "weak"] = Field(
-        default="plain", description="View on which experts label and consistency is measured (`released`: `weak`)."
+        default="plain", description="View for the experts' labels and for the consistency loss (released code: `weak`)."
     )
     augment: Literal["strong", "none"] = Field(
         default="strong",
@@ -65,8 +65,8 @@ class FedLabelOptions(Options):
     )
     consistency_target: Annotated[Literal["other", "local"], ReadWhere(experts=("both",), consistency_weight=SET)] = Field(
         default="other",
-        description="The expert to whose outputs the consistency loss pulls w_U: the less certain one (`other`), or the "
-        "`local` one (`released`).",
+        description="The expert to whose outputs the consistency loss pulls w_U, the network of unlabeled batches: the less "
+        "certain one (`other`), or the `local` one (released code).",
     )
     divisor: Divisor = Field(
         default="batch",
@@ -84,21 +84,21 @@ class FedLabelOptions(Options):
     proximity: Weight = Field(
         default=0.0,
         description="Weight of the loss term that holds w_U near the global model: the mean squared difference of a tensor, "
-        "summed over tensors (`released`: 10).",
+        "summed over tensors (released code: 10).",
     )
     burn_in: Phase = Field(
         default=0.0,
-        description="First rounds in which w_U is not trained (`released`: 50). A number below 1 is a share of all rounds.",
+        description="Number of first rounds without training of w_U (released code: 50). Below 1 it is a share of all rounds.",
     )
     counts: Literal["draws", "distinct", "passing"] = Field(
         default="draws",
-        description="What is counted for r, a client's aggregation weight: each draw of a used example (`draws`), the "
-        "`distinct` examples among them, or, with `passing`, only the draws of accepted unlabeled examples (`released`).",
+        description="What is counted for r, a client's aggregation weight: each draw of a used example (`draws`), each used "
+        "example once (`distinct`), or only draws of accepted unlabeled examples (`passing`, the released code).",
     )
     aggregation: Literal["sum", "halves"] = Field(
         default="sum",
         description="How the changes of w_L and w_U are combined: as their `sum`, or, with `halves`, as half the mean change "
-        "of w_L plus half the mean change of w_U weighted by r (`released`). For r see `counts`.",
+        "of w_L plus half the mean change of w_U weighted by r (released code). For r see `counts`.",
     )
 
     @property

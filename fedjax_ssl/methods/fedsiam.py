@@ -64,7 +64,7 @@ class FedSiamMTOptions(FedSiamPiOptions):
         default=0.999, description="Largest decay of the target network, alpha."
     )
     alpha_counts: Literal["steps", "epochs"] = Field(
-        default="steps", description="Whether alpha rises with a client's steps, or with its epochs (`released`)."
+        default="steps", description="Whether alpha rises with a client's steps, or with its epochs (released code)."
     )
 
 

@@ -2,7 +2,7 @@
 
 Each round every client pseudo-labels its images with the global model and accepts them by its own adaptive thresholds (CAT),
 trains with sharpness-aware consistency regularization (SACR), and is averaged by its learning status (LSAA). The server then
-fine-tunes on its labels. Defaults are the paper's; `released` marks the values of its code where the two differ.
+fine-tunes on its labels. Defaults are the paper's; options say where its released code has another value.
 """
 
 from functools import partial
@@ -39,7 +39,7 @@ class FL2Options(Options):
         ReadWhere(consistency=("sacr", "sam"), consistency_on=("confident", "confident_accepted")),
     ] = Field(
         default=0.95,
-        description="Fixed confidence threshold: of the set F_k (Eq. 11), and of all pseudo-labels where threshold=fixed.",
+        description="Fixed confidence threshold: examples above it form F_k (Eq. 11), and are accepted if threshold=fixed.",
     )
     pseudo_labels: Literal["global", "true"] = Field(
         default="global",
@@ -47,11 +47,11 @@ class FL2Options(Options):
     )
     strict: bool = Field(
         default=True,
-        description="Whether a confidence has to be above its threshold (Eqs. 10 and 11), or may equal it (`released`).",
+        description="Whether a confidence has to be above its threshold (Eqs. 10 and 11), or may equal it (released code).",
     )
     batches: Literal["all", "accepted"] = Field(
         default="all",
-        description="Which of a client's examples its batches are drawn from: `all`, or the `accepted` ones (`released`).",
+        description="Which of a client's examples its batches are drawn from: `all`, or the `accepted` ones (released code).",
     )
     consistency: Literal["sacr", "sam", "none"] = Field(
         default="sacr",
@@ -61,8 +61,8 @@ class FL2Options(Options):
         Literal["confident", "confident_accepted", "accepted", "correct"], ReadWhere(consistency=("sacr", "sam"))
     ] = Field(
         default="confident",
-        description="Examples that the second loss is over: the `confident` set F_k, its accepted part (`released`), all "
-        "`accepted` examples (A_k), or the accepted ones whose pseudo-label is `correct`.",
+        description="Examples that the second loss is over: the `confident` set F_k, its accepted part (released code), "
+        "all `accepted` examples (A_k), or the accepted ones whose pseudo-label is `correct`.",
     )
     perturbation: Annotated[Literal["asam", "sam"], ReadWhere(consistency=("sacr", "sam"))] = Field(
         default="asam",

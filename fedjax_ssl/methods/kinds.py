@@ -1,4 +1,4 @@
-"""Labels at some clients: what the clients without labels do otherwise, for any method, whose own code does not change."""
+"""Labels at some clients: what clients without labels do differently, with any method and without a change of its code."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Faulty clients, and averages that bear them: both make another method of a method, whose own code does not change."""
+"""Faulty clients, and averages that withstand them: each changes any method from outside, without touching its code."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -58,7 +58,7 @@ class WideResNet(Network):
         Literal["fl2", "fixmatch", "usb"],
         Field(
             description="Form of the blocks: that of (FL)^2 and SemiFL; FixMatch's, with leaky ReLU and other shortcuts; or "
-            "that of USB's code, with leaky ReLU alone."
+            "that of the SSL benchmark USB, with leaky ReLU alone."
         ),
     ] = "fl2"
 

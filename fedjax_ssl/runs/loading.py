@@ -30,7 +30,7 @@ IN_MEMORY = ("arrays", "text_features")  # the names of data that `build` got, w
 def load(
     workdir: Path, dataset: Dataset | None = None, *, data_dir: str = "", path: str = "", which: str = "newest"
 ) -> tuple[Experiment, RunState]:
-    """The experiment of a run, and its newest state: of one run's folder, finished or stopped. The folder is only read.
+    """The experiment and the newest state of a finished or stopped run, from the folder of one run, which is only read.
 
     If `which` is `best`, it is the state of the round that is the best by validation (the setting `keep_best`).
 

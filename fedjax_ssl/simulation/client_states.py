@@ -18,7 +18,7 @@ CHUNK = 2**28
 class OnDisk(np.ndarray):
     """Rows [K, ...] in a file that is mapped into memory. All leaves of a state share `changed` and `pages`.
 
-    `changed` [K] tells the rows that were assigned since it was reset, and `pages` is the whole file.
+    `changed` [K] marks the rows that were assigned since it was reset, and `pages` is the whole file.
     """
 
     changed: np.ndarray | None

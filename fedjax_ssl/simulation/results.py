@@ -94,8 +94,8 @@ def evaluate(
 ) -> tuple[dict[str, Mean], jax.Array | None]:
     """Accuracy (fraction) and mean cross-entropy (nats) of the global model on a pool of labeled images.
 
-    Of a table for `validation` it is on these examples of the pool, and the metrics are called `eval/val_...`. With
-    `num_classes` there are also the logits, float32 [N, C]; without them None.
+    With a table `validation` only its examples of the pool are evaluated, and the metrics are called `eval/val_...`. With
+    `num_classes` there are also the logits, float32 [N, C], otherwise None.
     """
     prefix, n = ("eval/", len(pool.labels)) if validation is None else ("eval/val_", validation.index.shape[1])
     count = n if validation is None else validation.count[0]

@@ -293,7 +293,7 @@ class HostSource:
 
 
 def source_of(problem: Problem, execution: Execution, place: Sharding) -> DeviceSource | HostSource:
-    """The source of a problem's data; `place` is where arrays are that all devices have."""
+    """The source of a problem's data; `place` is the placement of arrays that all devices have."""
     if problem.on_host:
         return HostSource(problem, place)
     spread = problem.spec.num_clients % execution.devices == 0 and not problem.first_method.requires.all_states

@@ -1,4 +1,4 @@
-"""Inter-client consistency (FedMatch): the helpers of a client, their common pseudo-labels, and the distance between them."""
+"""Inter-client consistency (FedMatch): a client's helpers, their common pseudo-labels, and its divergence from them."""
 
 from typing import NamedTuple
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Float32
 from fedjax_ssl.arrays import Array, Count, Mask, Number, Probs
 
 STEPS, RATE, DECAY = 100, 1.0, 0.9
-"""How often the weights are improved, by steps of gradient descent of this learning rate and weight decay."""
+"""Number of gradient steps that improve the weights, their learning rate, and their weight decay."""
 
 
 def mean_prediction(probs: Probs, mask: Mask) -> Float32[Array, " C"]:

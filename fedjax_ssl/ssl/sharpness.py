@@ -18,7 +18,7 @@ def _per_norm(rho: float, norm: Scalar) -> Scalar:
 
 
 def sam_perturbation(grad: Params, rho: float) -> Params:
-    """SAM's perturbation eps = rho g / ||g||_2, constant, 0 if g = 0, with one norm over all parameters ((FL)^2, Eq. 12).
+    """SAM's perturbation eps = rho g / ||g||_2 (0 if g = 0), without gradient, by one norm of all parameters ((FL)^2, Eq. 12).
 
     >>> print(sam_perturbation({"w": jnp.array([3.0, 4.0])}, rho=0.5)["w"])
     [0.3 0.4]
@@ -28,7 +28,7 @@ def sam_perturbation(grad: Params, rho: float) -> Params:
 
 
 def asam_perturbation(params: Params, grad: Params, rho: float, eta: float = 0.01) -> Params:
-    """ASAM's perturbation eps = rho T^2 g / ||T g||_2, constant, 0 if g = 0 (Kwon et al. 2021, p = 2; (FL)^2, Section 5.1).
+    """ASAM's eps = rho T^2 g / ||T g||_2 (0 if g = 0), without gradient (Kwon et al. 2021, p = 2; (FL)^2, Section 5.1).
 
     T is diagonal: |w| + eta for kernels and batch-norm scales, 1 for biases (leaves named `bias`), as in the authors' code.
     """

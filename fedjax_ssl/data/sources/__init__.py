@@ -22,7 +22,7 @@ __all__ = ["DIGITS", "GENERIC", "SYNTHETIC", "Dataset"]
 __all__ += ["from_arrays", "from_features", "load", "padded", "synthetic", "unpadded"]
 
 DIGITS, SYNTHETIC = "digits", "synthetic"
-"""The name of small random images, which the seed draws."""
+"""The names of scikit-learn's digits, and of small random images, which the seed draws."""
 GENERIC = ("npz", "image_folder", "parquet", "text_features")
 """Names for a user's own data: each is also a kind of storage."""
 _SPLIT_ANEW = ("npz", "image_folder", "parquet", "hf")
@@ -40,7 +40,7 @@ def load(
     validation: bool = False,
     columns: Columns = Columns(),
 ) -> Dataset:
-    """Loads a dataset by name: of `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, hf/OWNER/NAME, or TFDS's name.
+    """Loads a dataset by name: one in `fedjax_ssl.data.catalog.DATASETS` or GENERIC, `synthetic`, hf/OWNER/NAME, or TFDS's.
 
     `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); a dataset
     that it has in neither form is fetched into it, if `download` is true. `path` is the file or folder of a dataset that is

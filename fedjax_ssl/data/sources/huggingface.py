@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Columns(NamedTuple):
-    """The columns that are read, by their names, and the side to which images are resized; empty, or 0: what is found."""
+    """The names of the columns that are read (empty: the one that fits), and the side of resized images (0: their own)."""
 
     image: str = ""
     label: str = ""
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
 def load(
     name: str, path: str | None, data_dir: str | None, how: Splits, renumber: bool, columns: Columns, fetch: bool
 ) -> Dataset:
-    """The dataset of the Hub that `name` is, or in a folder of parquet files, see `sources.load`."""
+    """The dataset `name` of the Hub, or the one in a folder of parquet files, see `sources.load`."""
     place = str(download.folder(data_dir) / "huggingface")
     given = _opened(name, path, place, fetch)
     splits = {split: given[own] for split, names in _SPLITS.items() for own in names if own in given}

@@ -55,7 +55,8 @@ def clients_of_splits(
 ) -> dict[str, Int32[np.ndarray, " _"]]:
     """The clients of the examples of several splits, numbered over all where these are `merged`, else as in `train`.
 
-    `given` has what `clients` takes, for the splits that say it; if `train` does not and they stay apart, none does.
+    `given` has what `clients` takes, for each split that names its clients. Unless the splits are merged, the result
+    is empty if `train` is not one of these.
     """
     if not given or (not merged and "train" not in given):
         return {}

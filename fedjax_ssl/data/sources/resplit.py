@@ -43,7 +43,7 @@ def with_splits(
     renumber: bool = False,
     classes: Sequence[str] | np.ndarray = (),
 ) -> Dataset:
-    """A dataset of the splits that `how` names, of those in `splits`.
+    """A dataset of those among `splits` that `how` names, as they are or merged and drawn anew.
 
     With `renumber`, labels become 0..C-1. `classes` are the names of the classes; if there are none, the labels before
     `renumber` are these names. ValueError where there is no validation split and one is asked for.
