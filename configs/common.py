@@ -30,10 +30,12 @@ def trainings(config: ConfigDict) -> list[ConfigDict]:
 
 
 TRAIN_ON_STRONG_VIEWS = (
-    *("fl2", "semifl", "fedmatch", "fixmatch", "freematch", "uda", "fedlabel", "feddure", "sage", "feddb"),
+    *("fl2", "semifl", "fedmatch", "fixmatch", "freematch", "uda", "fedlabel", "feddure", "sage", "feddb", "twinsight"),
     *("freematch_central", "fixmatch_central"),
 )
-TRAIN_ON_WEAK_VIEWS = (*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp", "cbafed")
+TRAIN_ON_WEAK_VIEWS = (
+    *(*TRAIN_ON_STRONG_VIEWS, "fedcon", "fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedavg_pp", "rscfed", "cbafed"),
+)
 """Strong views follow the weak one, also where a method trains on no weak view itself, as FedMatch."""
 
 
@@ -155,6 +157,8 @@ LABELS_AT_CLIENTS = (
     *("fedsiam_pi", "fedsiam_mt", "fedsiam_d", "fedlabel", "feddure", "sage", "feddb"),
 )
 """The methods that read labels at the clients."""
+LABELS_AT_SOME_CLIENTS = ("rscfed", "cbafed", "twinsight")
+"""The methods that read labels at some clients alone."""
 ON_ALL_LABELS = ("fedavg", "fedavg_pp", "fedprox")
 """Methods whose clients train on labels alone: with labels at the server, too, they have to know their clients' labels."""
 AT_CLIENTS: dict[str, dict[str, Any]] = {

@@ -51,7 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # A client's own network labels its data, so it needs batch-norm statistics of its own.
     "fedlabel": {"data.labels_at": "clients", "client.epochs": 0, "client.steps": 10, "model.norm": "running"},
     "sage": {"data.labels_at": "clients", "data.exclude_labeled": False},
-    "cbafed": {"data.labels_at": "some_clients"},
+    **{name: {"data.labels_at": "some_clients"} for name in common.LABELS_AT_SOME_CLIENTS},
+    "twinsight": {"data.labels_at": "some_clients", "method.smallest_threshold": 0.9, "method.largest_threshold": 0.95},
     "feddb": {"data.labels_at": "clients", "data.exclude_labeled": False, "method.unlabeled_batch_size": 80},
     "freematch_central": CENTRAL | {"method.threshold_decay": 0.98},
     "fixmatch_central": CENTRAL,

@@ -17,7 +17,7 @@ LABELS_AT = {
     **dict.fromkeys(("fedsiam_pi", "fedsiam_mt", "fedsiam_d"), ("server", "clients")),
     "fedavg": ("clients", "server"),
     "freematch": ("server", "clients"),
-    "cbafed": ("some_clients",),
+    **dict.fromkeys(("rscfed", "cbafed", "twinsight"), ("some_clients",)),
     **dict.fromkeys(("feddure", "fedlabel", "fedtrinet", "fedsem", "fedavg_pp", "fedprox", "sage", "feddb"), ("clients",)),
 }
 """Where methods are tested to read labels, first where `config` has them; not listed: at the server."""
@@ -66,6 +66,8 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
     for decay in ("ema_decay", "threshold_decay"):
         if decay in tree.method:
             tree.method[decay] = 0.9  # an average over the few steps that there are
+    if "smallest_threshold" in tree.method:  # in a few steps FreeMatch's thresholds do not leave 1 / C
+        tree.method.smallest_threshold = 0.5
     if "labeled_rounds" in tree.method:
         tree.method.labeled_rounds = 1  # so that pseudo-labels are there from round 2 on
     if "pi_rounds" in tree.method:

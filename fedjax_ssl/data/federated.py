@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Int32, UInt8
+from jaxtyping import Bool, Float32, Int, Int32, Shaped, UInt8
 
 from fedjax_ssl.arrays import Stored as Array
 from fedjax_ssl.data.profiles import Profiles
@@ -111,6 +111,24 @@ def mix(
     )
 
 
+def of_kind(
+    labeled: Examples, unlabeled: Examples, labels: Int[Array, " m"] | None = None, used: Bool[Array, " m"] | None = None
+) -> Mixture:
+    """A client's labeled examples or, where it has none, its unlabeled ones, in the rows that they have in its own table.
+
+    `labels` are pseudo-labels (None: 0), and `used` says which of the unlabeled examples take part (None: all).
+    """
+    labels, used = jnp.zeros_like(unlabeled.index) if labels is None else labels, unlabeled.mask if used is None else used
+    is_labeled, width = labeled.count > 0, max(len(labeled.index), len(used))
+
+    def either(one: Shaped[Array, " n"], other: Shaped[Array, " m"]) -> Shaped[Array, " k"]:
+        return jnp.where(is_labeled, *(jnp.pad(x, (0, width - len(x))) for x in (one, other)))
+
+    mask = either(labeled.mask, used)
+    index, known = either(labeled.index, unlabeled.index), either(labeled.labels, labels)
+    return Mixture(unlabeled.images, index, known, mask & is_labeled, mask)
+
+
 def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
     """The index table of each client's pool positions."""
     counts = np.array([len(row) for row in rows], np.int32)
@@ -123,7 +141,7 @@ def pack(rows: Sequence[Int[np.ndarray, " _"]]) -> Table:
 def widened(splits: Sequence[FederatedData], least: Mapping[str, int] | None = None) -> list[FederatedData]:
     """Splits in NumPy arrays, of equally many clients each, whose tables get common shapes by padding.
 
-    A table gets as many columns as in the split where it has the most, or more, if `least` asks for more under its name.
+    A table gets the largest number of columns that it has in any split, or the one in `least` under its name, if larger.
     """
     least = least or {}
     names = list(tables_of(splits[0]))

@@ -109,6 +109,19 @@ class Task(NamedTuple):
         features, stats = self.model.features(weights.params, weights.stats, images, mask=mask, train=True, key=key)
         return count_outputs(features), stats
 
+    def train_outputs(
+        self, weights: Weights, images: Inputs, mask: Mask, key: Key | None = None
+    ) -> tuple[tuple[Logits, Outputs], PyTree]:
+        """`train_logits` and `train_features` together, by one forward pass where the model has `both`."""
+        if self.model.both is None:
+            (features, _), (logits, stats) = (
+                get(weights, images, mask, key) for get in (self.train_features, self.train_logits)
+            )
+            return (logits, features), stats
+        of_batch = {"mask": mask, "train": True, "key": key}
+        (logits, features), stats = self.model.both(weights.params, weights.stats, images, **of_batch)
+        return (count_outputs(logits), features), stats
+
     def split(self, weights: Weights, names: frozenset[str] | None = None) -> tuple[Weights, Weights]:
         """Splits weights in two: those of the layers `names` (None: the backbone's), and the rest; `join` reverses it."""
         first = self.model.backbone() if names is None else names
@@ -119,7 +132,7 @@ class Task(NamedTuple):
         return only(True), only(False)
 
     def eval_logits(self, weights: Weights, images: Array, mask: Mask) -> Logits:
-        """Outputs outside of training, of views of images, such as `views.plain` of them; ValueError for uint8 images."""
+        """Outputs, outside of training, for views of images such as `views.plain` gives; ValueError for uint8 images."""
         if (seen := _evaluated.get()) is not None:
             seen.append(weights)
         if jnp.issubdtype(images.dtype, jnp.integer):

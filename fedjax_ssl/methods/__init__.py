@@ -25,14 +25,16 @@ from fedjax_ssl.methods.fedtrinet import fedtrinet
 from fedjax_ssl.methods.fixmatch import fixmatch
 from fedjax_ssl.methods.fl2 import fl2
 from fedjax_ssl.methods.freematch import freematch
+from fedjax_ssl.methods.rscfed import rscfed
 from fedjax_ssl.methods.sage import sage
 from fedjax_ssl.methods.semifl import semifl
 from fedjax_ssl.methods.supervised import supervised
+from fedjax_ssl.methods.twinsight import twinsight
 from fedjax_ssl.methods.uda import uda
 from fedjax_ssl.options import Options
 
 _METHODS = (fl2, semifl, fedmatch, fedcon, fedsiam_pi, fedsiam_mt, fedsiam_d, fedsem, fedtrinet, fedlabel, feddure)
-_NEWER = (sage, cbafed, feddb)
+_NEWER = (sage, feddb, rscfed, cbafed, twinsight)
 _BASELINES = (fixmatch, freematch, uda, supervised, fedavg, fedavg_pp, fedprox, freematch_central, fixmatch_central)
 METHODS: dict[str, Callable[..., Method]] = {factory.__name__: factory for factory in (*_METHODS, *_NEWER, *_BASELINES)}
 PROX_MU: dict[str, float] = {"fedprox": 0.01}  # the default of `method.prox_mu`, where it is not 0

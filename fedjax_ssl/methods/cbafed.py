@@ -15,7 +15,7 @@ from pydantic import Field
 from fedjax_ssl import local
 from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.batching import Batch
-from fedjax_ssl.data.federated import Mixture
+from fedjax_ssl.data.federated import of_kind
 from fedjax_ssl.local import Broadcast, Gradients, Server, ServerState, ServerWork, Setup, Task, Training, TrainState, Weights
 from fedjax_ssl.local.server import server_step
 from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, DataSpec, Method, parameters_of
@@ -37,13 +37,13 @@ class CBAFedOptions(Options):
     )
     residual_epochs: Count = Field(
         default=5,
-        description="Number of epochs of a labeled client after which its weights become 0.8 times those before and 0.2 times "
-        "the new ones. 0 leaves this residual connection out.",
+        description="Number of epochs between two residual connections of a labeled client: each sets its weights to 0.8 times "
+        "those of the one before (at first, those after one epoch) plus 0.2 times the new ones. 0 leaves them out.",
     )
     residual_rounds: Count = Field(
         default=5,
-        description="Number of rounds after which the global model becomes the mean of itself and of the model that many "
-        "rounds before. 0 leaves this residual connection out.",
+        description="Every so many rounds the global model becomes the mean of itself and of the model as many rounds earlier. "
+        "0 leaves this residual connection out.",
     )
 
 
@@ -55,14 +55,14 @@ class ClassCounts(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What a client uploads: its update, and its counts divided by its weight, so that the weighted sum is that of counts."""
+    """What a client uploads: its update, and its counts divided by its weight, so that a weighted sum adds the counts up."""
 
     update: Weights
     counts: ClassCounts
 
 
 class CBAFedExtra(NamedTuple):
-    """What the server keeps beside the model: the last known counts, the model that it returns to, and the rounds done."""
+    """What the server keeps beside the model: the last known counts, the model R of `server_work`, and the rounds done."""
 
     counts: ClassCounts
     residual: Weights
@@ -72,7 +72,7 @@ class CBAFedExtra(NamedTuple):
 def cbafed(*, task: Task, client: Training, server: Server, options: CBAFedOptions = CBAFedOptions()) -> Method:
     """CBAFed: labeled clients train on their labels, the others on what the received model labels once, at the beginning.
 
-    A client counts with the number of its labeled, or accepted, examples. The Broadcast's `extra` is `balanced.Thresholds` by
+    Clients are weighted by their number of labeled, or accepted, examples. The Broadcast's `extra` is `balanced.Thresholds` by
     the counts of the last round (`fedjax_ssl.ssl.balanced`).
     """
 
@@ -124,7 +124,7 @@ def client_update(
     mask, is_labeled = data.unlabeled.mask, data.labeled.count > 0
     probs = local.class_probabilities(task, shared.weights, data.unlabeled, view_key)
     (label, confidence), accepted = balanced.accept(probs, mask, shared.extra, second=options.second_choice)
-    examples = of_kind(data, label, accepted)
+    examples = of_kind(data.labeled, data.unlabeled, label, accepted)
 
     def gradient(weights: Weights, batch: Batch, key: jax.Array) -> Gradients:
         images = examples.take(batch.positions)
@@ -167,21 +167,8 @@ def client_update(
     return output._replace(update=sent, metrics=metrics)
 
 
-def of_kind(data: ClientData, label: jax.Array, accepted: jax.Array) -> Mixture:
-    """A client's labeled examples or, where it has none, its accepted ones, in the rows that they have in its own table."""
-    is_labeled, width = data.labeled.count > 0, max(len(data.labeled.index), len(accepted))
-
-    def either(labeled: jax.Array, unlabeled: jax.Array) -> jax.Array:
-        one, other = (jnp.pad(x, (0, width - len(x))) for x in (labeled, unlabeled))
-        return jnp.where(is_labeled, one, other)
-
-    index, labels = either(data.labeled.index, data.unlabeled.index), either(data.labeled.labels, label)
-    mask = either(data.labeled.mask, accepted)
-    return Mixture(data.unlabeled.images, index, labels, mask & is_labeled, mask)
-
-
 def with_residual(options: CBAFedOptions, state: TrainState, batch: Batch, per_epoch: jax.Array) -> TrainState:
-    """The state after a step, with the residual connection where the step ends an epoch of so many steps; 0: never.
+    """The state after a step, with the residual connection where the step ends an epoch of `per_epoch` steps; 0: never.
 
     R are the weights after the first epoch; after every `residual_epochs` further ones W <- .8 R + .2 W, and R <- W. The
     optimizer's state does not change.

@@ -1,11 +1,12 @@
-"""Networks without convolutions, quick to compile, and BYOL's predictor."""
+"""Networks without convolutions, quick to compile, and what follows a backbone where it learns without labels."""
 
 from typing import Annotated
 
 from flax import linen as nn
+from jaxtyping import Float32
 from pydantic import Field
 
-from fedjax_ssl.arrays import Features, Inputs, Outputs
+from fedjax_ssl.arrays import Array, Features, Inputs, Outputs
 from fedjax_ssl.models.initializers import INITIALIZATIONS
 from fedjax_ssl.models.layers import dense
 from fedjax_ssl.models.network import Network
@@ -31,16 +32,18 @@ class MLP(Network):
 
 
 class Predictor(nn.Module):
-    """Linear, batch norm, ReLU, linear, back to the number of features it was given (Grill et al. 2020, Section 3.3).
+    """Linear, batch norm, ReLU, linear: BYOL's predictor (Grill et al. 2020, Section 3.3), and projections like SimCLR's.
 
-    FedCon's 12,288 hidden units on 4,096 features make 100,704,256 parameters.
+    It has as many outputs as it is given features, unless `outputs` says how many. FedCon's 12,288 hidden units on 4,096
+    features make 100,704,256 parameters.
     """
 
     hidden: int
+    outputs: int = 0
 
     @nn.compact
-    def __call__(self, features: Outputs, train: bool = False) -> Outputs:
-        """Features float32 [B, F] -> [B, F]."""
+    def __call__(self, features: Outputs, train: bool = False) -> Float32[Array, "B _"]:
+        """Features float32 [B, F] -> [B, F], or [B, outputs]."""
         init = INITIALIZATIONS["torch"]
         x = nn.relu(nn.BatchNorm(not train)(dense(features, self.hidden, init)))
-        return dense(x, features.shape[-1], init)
+        return dense(x, self.outputs or features.shape[-1], init)

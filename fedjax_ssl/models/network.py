@@ -16,7 +16,7 @@ from fedjax_ssl.models.layers import Conv
 
 
 class Network(nn.Module):
-    """A network of the package: `classifier(features(images))`, with `ModelFns.first_blocks` of `shared_layers`."""
+    """A network of the package: `classifier(features(images))`, whose `ModelFns.first_blocks` are `shared_layers`."""
 
     shared_layers: ClassVar[tuple[str, ...]] = ()
     num_classes: int
@@ -31,6 +31,7 @@ class Network(nn.Module):
     def __call__(self, images: Inputs, train: bool = False, features_only: bool = False) -> Outputs:
         """Logits, or the features before the classifier, of images [B, H, W, ch] or, if it takes them, vectors."""
         x = self.features(images, train)
+        self.sow("intermediates", "features", x)  # only for `ModelFns.both`
         return x.astype(jnp.float32) if features_only else self.classifier(x)
 
     def features(self, images: Inputs, train: bool) -> Features:
@@ -79,6 +80,7 @@ class ModelFns(NamedTuple):
     in `mnist_cnn`, `emnist_cnn` and `cifar_cnn` all linear layers, with dropout before them. `first_blocks` are the layers that
     FedTriNet shares, with their batch norm: the first two convolutions, or in residual networks the stem and the first stage,
     or in `mlp` the hidden layer. A module of your own that does not take `features_only` counts as a classifier as a whole.
+    `both` gives logits and features of one forward pass; None: they need one each.
     """
 
     init: Callable[[Key, tuple[int, ...]], tuple[PyTree, PyTree]]  # (key, image_shape) -> (params, stats)
@@ -86,6 +88,7 @@ class ModelFns(NamedTuple):
     features: Apply = _inputs_as_features
     backbone: Callable[[], frozenset[str]] = frozenset  # the layers of `features`, as named at the top of params and stats
     first_blocks: Callable[[], frozenset[str]] = frozenset  # named likewise
+    both: Callable[..., tuple[tuple[Logits, Features], PyTree]] | None = None
 
 
 def pure(
@@ -134,15 +137,21 @@ def pure(
     blocks = getattr(module, "first_blocks", frozenset)
     if "features_only" not in takes:
         return ModelFns(init, forward(), first_blocks=blocks)
-    return ModelFns(init, forward(), forward(features_only=True), backbone, blocks)
+    both = forward(sown=("features",)) if isinstance(module, Network) else None
+    return ModelFns(init, forward(), forward(features_only=True), backbone, blocks, both)
 
 
-def _forward(module: nn.Module, takes: frozenset[str], conv: str, dtype: str, **only: bool) -> Apply:
-    """`ModelFns.apply` of a module that takes these arguments, of which `only` are given with a value of their own."""
+def _forward(
+    module: nn.Module, takes: frozenset[str], conv: str, dtype: str, sown: tuple[str, ...] = (), **only: bool
+) -> Callable[..., Any]:
+    """`ModelFns.apply` of a module that takes these arguments, of which `only` are given with a value of their own.
+
+    Where there are names of values that the module has `sown`, the outputs are a tuple that ends with these.
+    """
 
     def apply(
         params: PyTree, stats: PyTree, images: Inputs, *, mask: Mask | None = None, train: bool = False, key: Key | None = None
-    ) -> tuple[Features, PyTree]:
+    ) -> tuple[Any, PyTree]:
         if mask is not None:
             # Padding may hold anything; as zeros it keeps NaN out of every sum over the batch that a gradient takes.
             images = jnp.where(mask.reshape(mask.shape + (1,) * (images.ndim - 1)), images, 0.0)
@@ -152,8 +161,12 @@ def _forward(module: nn.Module, takes: frozenset[str], conv: str, dtype: str, **
         keys = {"dropout": key} if train and key is not None else {}
         variables = {"params": params, "batch_stats": stats}
         with nn.intercept_methods(aware_of(mask, conv)):
-            outputs, new = module.apply(variables, images.astype(dtype), **given, rngs=keys, mutable=["batch_stats"])
-        return outputs.astype(jnp.float32), new.get("batch_stats", {})
+            outputs, new = module.apply(
+                variables, images.astype(dtype), **given, rngs=keys, mutable=["batch_stats"] + ["intermediates"] * bool(sown)
+            )
+        if sown:
+            outputs = (outputs, *(new["intermediates"][name][0] for name in sown))
+        return jax.tree.map(lambda x: x.astype(jnp.float32), outputs), new.get("batch_stats", {})
 
     return jax.jit(apply, static_argnames="train")  # a program that applies it in ten places traces it once
 

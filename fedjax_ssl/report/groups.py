@@ -17,6 +17,7 @@ NAMES = {
     "fedsiam_mt": "FedSiam-MT", "fedsiam_d": "FedSiam-D", "fedsem": "FedSem", "fedtrinet": "FedTriNet", "fedlabel": "FedLabel",
     "feddure": "FedDure", "fixmatch": "FixMatch", "uda": "UDA", "fedavg": "FedAvg", "fedavg_pp": "FedAvg++",
     "fedprox": "FedProx", "freematch": "FreeMatch", "sage": "SAGE", "cbafed": "CBAFed", "feddb": "FedDB",
+    "rscfed": "RSCFed", "twinsight": "Twin-sight",
     "freematch_central": "FreeMatch (pooled)", "fixmatch_central": "FixMatch (pooled)",
 }  # fmt: skip
 """The methods as their papers write them."""

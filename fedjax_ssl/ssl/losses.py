@@ -50,10 +50,10 @@ def squared_error(target_logits: Logits, logits: Logits) -> PerExample:
 def negative_cosine(outputs: Float[Array, "B F"], targets: Float[Array, "B F"]) -> PerExample:
     """-cos of the angle between an output and its target, 0 if either is 0; no gradient reaches the target (BYOL, FedCon)."""
     chex.assert_equal_shape([outputs, targets])
-    return -jnp.sum(_unit(outputs) * jax.lax.stop_gradient(_unit(targets)), axis=-1)
+    return -jnp.sum(unit(outputs) * jax.lax.stop_gradient(unit(targets)), axis=-1)
 
 
-def _unit(vectors: Float[Array, "B F"]) -> Float32[Array, "B F"]:
+def unit(vectors: Float[Array, "B F"]) -> Float32[Array, "B F"]:
     """Vectors divided by their Euclidean lengths; zeros stay zeros."""
     vectors = vectors.astype(jnp.float32)
     squared = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)

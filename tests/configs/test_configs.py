@@ -188,7 +188,7 @@ def test_digits_takes_every_method(method):
         for holder in ("client", "server.training"):
             own = {"schedule": "constant", "clip_norm": 1.0, "learning_rate": 0.03}
             ours |= {f"{holder}.optimizer.{key}": value for key, value in own.items()}
-    if method not in (*common.WITHOUT_CLIENTS, "cbafed"):
+    if method not in (*common.WITHOUT_CLIENTS, *common.LABELS_AT_SOME_CLIENTS):
         split = {"data.num_labels": 10, "data.partition": "dirichlet", "data.alpha": 0.3}
         check(settings("digits", f"{method},labels=10,split=dir0.3"), ours | split)
     at_server = {"data.labels_at": "server", "data.num_labels": 40, "data.labeled_fraction": ()}

@@ -20,7 +20,7 @@ AT_CLIENTS = [case for case in tiny.WITH_CLIENTS if case[1] == "clients"]
 WITH_LABELS = tiny.params(AT_CLIENTS, fast=[case for case in AT_CLIENTS if case[0] not in tiny.ALIKE])
 LABELS_ALONE = ("fedavg", "fedavg_pp", "fedprox")
 OWN = {
-    "fedcon": {"network": "mlp"},
+    **{method: {"network": "mlp"} for method in ("fedcon", "twinsight")},
     "fedlabel": {"method__burn_in": 0.0},
     "fedsiam_d": {"method__pi_rounds": 0.0},
     "fl2": {"method__confidence": 0.2},

@@ -36,6 +36,8 @@ OWN = {
     "freematch": LABELING | {"client/threshold"},
     "sage": LABELING | {"client/unlabeled_loss"},
     "cbafed": LABELING,
+    "rscfed": {"server/labeled_share"},
+    "twinsight": LABELING | {"client/instance_loss", "client/neighborhood_loss"},
     "feddb": LABELING | {"client/unlabeled_loss"},
     "feddure": DIAGNOSTICS | WEIGHTS | {"client/reward", "client/unlabeled_loss"},
     "fedlabel": LABELING

@@ -42,7 +42,10 @@ def test_what_is_odd_about_the_data_is_said_and_unknown_classes_are_counted(tmp_
     assert summary["unlabeled"][-1] == "160"  # of 200, 40 labels are at the server
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in (*common.LABELS_AT_CLIENTS, "cbafed")])
+AT_CLIENTS = (*common.LABELS_AT_CLIENTS, *common.LABELS_AT_SOME_CLIENTS)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in AT_CLIENTS])
 def test_methods_for_labels_at_the_server_refuse_the_others(method):
     with pytest.raises(ValueError, match=rf"^data.labels_at: got clients with method.name={method}, accepted: server$"):
         tiny.experiment(method, data__labels_at="clients")

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import common
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast
 from fedjax_ssl.method import ClientData, ClientOutput, DataSpec, Method
@@ -14,7 +15,10 @@ from fedjax_ssl.metrics import Sum
 from fedjax_ssl.simulation.cohort import draw, sample
 from tests import engine, tiny, toy
 
-THERE = ("fedavg", "fedavg_pp", "fedprox", "fixmatch", "freematch", "uda", "fedsem", "fedmatch", "cbafed")
+THERE = (
+    *("fedavg", "fedavg_pp", "fedprox", "fixmatch", "freematch", "uda", "fedsem", "fedmatch"),
+    *common.LABELS_AT_SOME_CLIENTS,
+)
 """The methods that run in this scenario."""
 WHERE = {"labels_at": "some_clients", "data__labeled_clients": (0.25,), "client__batch_size": 8}
 
