@@ -89,6 +89,7 @@ def test_feddures_clients_have_both_kinds_of_images_and_a_regulator_of_their_own
         assert data["w:convs.7.weight"].shape == (512, 512, 3, 3)
 
 
+@pytest.mark.ci
 def test_weights_have_pytorchs_names_and_layouts():
     params, stats = models.build("wide_resnet", num_classes=10, depth=10).init(jax.random.key(0), (32, 32, 3))
     got = programs.torch_wide_resnet(types.SimpleNamespace(params=params, stats=stats))

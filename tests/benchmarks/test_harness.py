@@ -73,6 +73,7 @@ def test_results_are_written_as_they_come_and_an_error_is_the_exit_status(tmp_pa
     assert (run["base"], [one.get("error") for one in run["results"]]) == (5, [None, "no room"])
 
 
+@pytest.mark.ci
 def test_a_command_that_runs_too_long_is_ended_with_what_it_started(tmp_path):
     command = ["sh", "-c", 'sleep 600 & echo $! > "$0"; sleep 600', str(tmp_path / "pid")]  # which has begun within 3 s
     assert harness.run_alone(command, tmp_path / "log", 3.0, dict(os.environ)) == "took longer than 3 s"
@@ -104,6 +105,7 @@ harness.collect(None, ends, lambda result: [], "")
     assert not pathlib.Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
+@pytest.mark.ci
 def test_a_worker_answers_with_what_was_found_or_with_an_errors_line():
     with harness.Worker(environment={"JAX_PLATFORMS": "cpu"}, devices=3) as worker:
         assert worker.ask("device") == "3 x cpu"

@@ -50,11 +50,7 @@ OWN = {
 """What a method reports besides, in the rounds in which it has a meaning."""
 
 
-LONG = [("fedmatch", "server"), ("feddure", "clients"), ("fedcon", "server"), ("semifl", "server")]  # to compile
-SHORT = [one for one in tiny.UNLIKE if one not in LONG]
-
-
-@pytest.fixture(scope="module", params=tiny.params(fast=SHORT, ci=LONG))
+@pytest.fixture(scope="module", params=tiny.params(fast=tiny.FEW, ci=[one for one in tiny.UNLIKE if one not in tiny.FEW]))
 def ran(request):
     """A method's experiment, its simulator, its states after 0 to 4 rounds, its rows, and how often its client was traced."""
     method, labels_at = request.param
@@ -106,8 +102,8 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
         assert (sum(row.get(key, 0) for row in rows) > 0) == requires.clients
 
 
-FAST = [("fl2", "server"), ("fedmatch", "clients")]
-CI = [("feddure", "clients"), ("fedlabel", "clients"), ("fedsiam_d", "server")]
+FAST = [("fl2", "server")]
+CI = [("fedmatch", "clients"), ("feddure", "clients"), ("fedsiam_d", "server")]
 
 
 @pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))

@@ -140,6 +140,7 @@ except (ValueError, FileNotFoundError) as error:
 """
 
 
+@pytest.mark.ci
 def test_a_dataset_of_the_hub_is_fetched_once_and_then_read_without_it(tmp_path):
     images = write(tmp_path / "own")
     hub = Hub("me/small", tmp_path / "own")

@@ -153,7 +153,7 @@ def test_a_clients_own_model_is_the_global_one_after_its_own_steps(linear):
     assert np.array_equal(personalized(made, state, epochs=2).after, found.after)
 
 
-@pytest.mark.parametrize("method", ["fedmatch", "fedtrinet"])
+@pytest.mark.parametrize("method", [pytest.param("fedmatch", marks=pytest.mark.ci), "fedtrinet"])
 def test_the_network_that_a_client_uploaded_last_is_evaluated_on_its_examples(method):
     made = tiny.experiment(method, labels_at="clients", rounds=2, **tiny.confident(method), **HELD_OUT)
     *_, (state, _) = made.rounds()
@@ -247,6 +247,7 @@ def test_what_cannot_be_is_one_line(linear):
         personalization._moved(method, state.server, state.server.weights.params["Dense_0"], images)
 
 
+@pytest.mark.ci
 def test_evaluate_shows_and_stores_clients_own_models(tmp_path, fixmatch):
     folder = str(tmp_path / "run")
     succeeded(

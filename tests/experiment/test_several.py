@@ -91,8 +91,8 @@ FASTER = (0.01, 0.1, 0.03)
     [
         (("average",), {}, 1),  # two turns
         (("average",), TWO_OF_FOUR, 2),  # five clients leave a slot over
-        (("average",), values(RATE, *FASTER), 1),
-        (("average",), values("method.scale", 0.5, 2.0), 1),
+        pytest.param(("average",), values(RATE, *FASTER), 1, marks=pytest.mark.ci),
+        pytest.param(("average",), values("method.scale", 0.5, 2.0), 1, marks=pytest.mark.ci),
         (("average",), values(RATE, 0.01, 0.1, seeds=2), 1),
         slow(("fixmatch",), {}, 1),
         slow(("fl2",), TWO_OF_FOUR, 2),
@@ -171,6 +171,7 @@ def test_a_phase_that_varies_is_a_number_of_rounds_in_each_run():
     assert [run.name for run in experiment.runs] == ["0-labeled_rounds=0.25", "0-labeled_rounds=0.5"]
 
 
+@pytest.mark.ci
 def test_some_of_the_runs_have_a_method_of_their_own_number():
     """Its predictions are those that were evaluated, and its tiny network's method is of the same number."""
     experiment = varied("method.l1_thres", 1e-5, 0.5, method="fedmatch", rounds=1, eval_every=1)

@@ -150,6 +150,7 @@ def test_weights_of_usb_need_its_form_of_the_network():
         start_weights.from_torch(ARRAYS["wrn"], "wide_resnet", TORCH["wrn"][1] | {"variant": "fl2"})
 
 
+@pytest.mark.ci
 def test_a_command_starts_from_a_runs_folder_and_does_not_go_on_from_other_weights(tmp_path, fixmatch):
     first, second, third = (str(tmp_path / name) for name in ("first", "second", "third"))
     succeeded(fixmatch, f"--workdir={first}", "--stop_after=2")
@@ -212,6 +213,7 @@ def test_a_pattern_that_trains_nothing_is_one_line(trained, monkeypatch, options
         experiment(**options)
 
 
+@pytest.mark.ci
 def test_a_run_that_trains_the_head_alone_is_loaded_with_the_weights_that_it_began_with(tmp_path, trained, fixmatch):
     folder, second = tmp_path / "first", tmp_path / "second"
     succeeded(fixmatch, f"--workdir={folder}", "--config.rounds=2")

@@ -32,6 +32,7 @@ def lowered(experiment):
         return simulator._round._jitted.lower(state, simulator._inputs, simulator._pools).as_text()
 
 
+@pytest.mark.ci
 def test_without_uneven_clients_the_program_is_the_same_and_with_them_another():
     even = experiment()
     assert even.problem.system is None

@@ -100,7 +100,9 @@ def test_the_loss_of_fl2_reads_what_it_declares():
     assert {"method.rho", "method.perturbation", "method.confidence", "data.alpha"} <= build(tree).unread.keys()
 
 
-@pytest.mark.parametrize("method", tiny.WITHOUT_CLIENTS)
+@pytest.mark.parametrize(
+    "method", ["supervised", *(pytest.param(name, marks=pytest.mark.ci) for name in tiny.WITHOUT_CLIENTS[1:])]
+)
 def test_a_method_without_clients_has_the_same_programs_whatever_the_cohort(method):
     tree = tiny.config(method, network="linear")
     assert disagreements(tree, only=r"cohort_size|client\.(epochs|batch_size)|data\.num_clients") == []

@@ -124,7 +124,7 @@ def test_wrong_labels_are_counted_from_the_other_end():
 
 
 @pytest.mark.parametrize(
-    "aggregation", [pytest.param(name, marks=() if name == "krum" else pytest.mark.slow) for name in AGGREGATIONS]
+    "aggregation", [pytest.param(name, marks=pytest.mark.ci if name == "krum" else pytest.mark.slow) for name in AGGREGATIONS]
 )
 def test_a_robust_average_is_the_same_in_chunks_on_several_devices(aggregation):
     experiment = tiny.experiment(

@@ -82,6 +82,7 @@ def test_seeds_have_mean_and_standard_deviation(runs):
     assert "confusion" not in found["all"][str(runs)]
 
 
+@pytest.mark.ci
 def test_runs_of_several_values_are_several_means(config, tmp_path):
     several = ("--config.seeds=2", "--config.vary=method.scale", "--config.values=.5,1", "--config.rounds=2")
     succeeded(config, "--config.data.name=digits", *several, f"--workdir={tmp_path}")
@@ -169,6 +170,7 @@ def named(tmp_path_factory):
     return root
 
 
+@pytest.mark.ci
 def test_names_of_classes_are_shown_and_stored(named, tmp_path):
     run, out = named / "run", tmp_path / "p.csv"
     experiment, _ = load(run)
@@ -187,6 +189,7 @@ def test_names_of_classes_are_shown_and_stored(named, tmp_path):
         assert [row[0] for row in csv.reader(file)][1:] == heads
 
 
+@pytest.mark.ci
 def test_labels_of_other_data_are_matched_by_names(named, tmp_path):
     run, test = named / "run", named / "data" / "test"
     files = sorted(test.glob("*/*.png"))

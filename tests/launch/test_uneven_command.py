@@ -12,6 +12,7 @@ from tests.commands import launch, refused, rows, succeeded
 pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
 
+@pytest.mark.ci
 def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path, config):
     (tmp_path / "rates.csv").write_text(
         "client,examples_per_s,up_bytes_per_s,down_bytes_per_s\n" + "".join(f"{k},{10 + k},4,8\n" for k in range(6))

@@ -51,6 +51,7 @@ def test_freematch_without_unlabeled_data_trains_on_labels_and_keeps_its_status(
     assert 0 < metrics["server/mask_rate"].total <= metrics["server/mask_rate"].weight == 3 * 2 * 10
 
 
+@pytest.mark.ci
 def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_average():
     server = Server("fixmatch_central", network="cnn", model__norm="running", model__norm_momentum=0.25)
     start = server.state
@@ -71,6 +72,7 @@ def test_the_running_statistics_are_tracked_at_every_step_and_tested_with_the_av
     assert same(predict(spoiled, images, mask), of_one)
 
 
+@pytest.mark.ci
 def test_static_statistics_are_those_of_the_evaluated_average():
     server = Server("fixmatch_central", network="cnn", server__static_norm__data="labeled")
     task, static_norm = task_of(server.experiment), server_of(server.experiment.settings).static_norm

@@ -39,6 +39,7 @@ def run():
     return Run()
 
 
+@pytest.mark.ci
 def test_without_labels_the_server_averages_backbones_and_keeps_classifier_and_teacher(run):
     got, state = run.at_end(run.state, run.change, labels=0), run.state
     assert same(got.weights.params["Dense_1"], state.weights.params["Dense_1"])

@@ -47,6 +47,7 @@ def test_each_client_starts_with_an_f_reg_of_its_own(client):
     assert len({kernel.tobytes() for kernel in np.asarray(client.clients.w["hidden"]["kernel"])}) == 8
 
 
+@pytest.mark.ci
 def test_steps_take_unlabeled_batches_of_the_clients_own_size(client):
     output = client(labeled=9, unlabeled=20)
     steps = EPOCHS * 2  # nine labels in batches of 8
@@ -59,6 +60,7 @@ def test_steps_take_unlabeled_batches_of_the_clients_own_size(client):
     assert np.isfinite(flat(output)).all()
 
 
+@pytest.mark.ci
 def test_a_limit_of_batch_sizes_below_a_clients_own_leaves_no_gaps_between_batches(monkeypatch):
     scheduled, entries = Training.paired_schedule, []
 

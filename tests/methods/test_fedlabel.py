@@ -19,6 +19,7 @@ def client():
     return client_of(method__burn_in=5, rounds=8)
 
 
+@pytest.mark.ci
 def test_a_client_of_few_examples_uses_all_of_them_in_every_step(client):
     output = client(labeled=3, unlabeled=2, round=5)
     assert output.metrics["client/loss"].weight == TAU * 3

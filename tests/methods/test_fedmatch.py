@@ -41,6 +41,7 @@ def test_without_a_confident_example_psi_stays_and_nothing_is_uploaded(at_server
     assert finite(output)
 
 
+@pytest.mark.ci
 def test_a_helper_round_without_helpers_is_a_round_without_helpers(at_clients):
     # Nobody has been seen yet. Round 2 (number 1) is a helper round in tiny experiments.
     assert at_clients.experiment.settings.method.helper_period == 2

@@ -15,6 +15,7 @@ from tests.methods.clients import Client, norm, same
 AT_CLIENTS = {"network": "linear", "labels_at": "clients", "client__epochs": 2, "client__batch_size": 4}
 
 
+@pytest.mark.ci
 def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     # One network in rounds 1 and 2, and all layers uploaded in round 3.
     curve = {"method__curve": "rectangle", "method__saved": 1 / 3, "method__pi_rounds": 2, "method__end_round": 4, "rounds": 3}
@@ -71,6 +72,7 @@ def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_netw
         np.testing.assert_allclose(got.stats["mean"], mean)
 
 
+@pytest.mark.ci
 def test_a_client_that_runs_out_of_time_counts_the_steps_that_it_took():
     late = {"system__speed": 40.0, "system__deadline_s": 1.0, "system__late": "shortened"}
     experiment = tiny.experiment("fedsiam_mt", labels_at="clients", client__epochs=3, **late)

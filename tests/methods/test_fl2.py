@@ -17,6 +17,7 @@ def client():
     return Client("fl2")
 
 
+@pytest.mark.ci
 def test_a_client_that_accepts_nothing_returns_the_global_model_with_its_weight(client):
     # Equal outputs for all images: every confidence is tau_k itself, and nothing lies strictly above.
     output = client(weights=client.biased(2.0))
@@ -31,6 +32,7 @@ def test_a_client_that_accepts_nothing_returns_the_global_model_with_its_weight(
     assert norm(sure.update) == 0
 
 
+@pytest.mark.ci
 def test_a_client_of_one_image_trains_on_it_and_stays_finite():
     # With > nothing lies above the mean of one confidence. Batch norm then sees one real image in a batch of padding.
     options = {"method__strict": False, "method__batches": "accepted", "execution__conv": "xla"}

@@ -23,6 +23,7 @@ def test_where_nothing_is_accepted_the_labels_train_alone():
     np.testing.assert_allclose(flat(output.update), flat(client(unlabeled=0).update), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.ci
 def test_pseudo_labels_of_the_global_model_at_the_clients():
     """Made once per round; unlabeled batches from the accepted examples alone, as many as the labeled ones ask for."""
     options = {"method__batches": "accepted", "method__unlabeled_batch_size": 3}

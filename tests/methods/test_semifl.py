@@ -23,6 +23,7 @@ def client():
     return Client("semifl", network="linear", method__confidence=0.25)  # at random weights some images pass
 
 
+@pytest.mark.ci
 def test_a_client_without_a_confident_image_is_left_out(client):
     output = client(weights=client.biased(0.0))  # every confidence is .1
     assert output.weight == 0
@@ -50,6 +51,7 @@ def test_a_confidence_of_exactly_tau_passes(client):
     assert output.metrics["client/mask_rate"] == (len(client.unlabeled), len(client.unlabeled))
 
 
+@pytest.mark.ci
 def test_the_fix_set_alone_is_fixmatch_and_has_no_padding():
     everything = {"network": "linear", "method__confidence": 0.0}
     alone = Client("semifl", **everything, method__mix="none")(unlabeled=20)

@@ -93,6 +93,7 @@ def test_figures_and_tables_lie_beside_the_page(page):
     assert {f"{name}.{suffix}" for name in tables for suffix in ("txt", "csv", "tex")} <= names
 
 
+@pytest.mark.ci
 def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(folder, page):
     def files() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (page, *(page.parent / "report_files").iterdir())}
@@ -108,6 +109,7 @@ def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(
     stale.with_name("own.txt").unlink()
 
 
+@pytest.mark.ci
 def test_a_note_says_that_no_run_has_the_chosen_axis(folder, tmp_path):
     out = tmp_path / "report.html"
     done = succeeded(str(folder / "fixmatch"), f"--out={out}", "--x=simulated", "--interval", program=report)

@@ -232,6 +232,7 @@ def test_figures_in_pdf_have_the_font_and_no_date():
     assert b"CreationDate" not in made[0].pdf
 
 
+@pytest.mark.ci
 def test_mathematics_in_labels_is_typeset_in_figures_and_latex_and_prices_are_not(tmp_path):
     label, price = r"Ours ($\beta = 0.5$, 50 %)", "a_b at $5 and $6"
 

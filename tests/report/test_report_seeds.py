@@ -93,6 +93,7 @@ def test_of_many_groups_each_is_compared_with_the_best_that_shares_runs_and_six_
     assert (len(table.rows), "with the best one" in table.note) == (7 * 6 / 2 + 1, False)
 
 
+@pytest.mark.ci
 def test_with_intervals_a_page_has_them_in_all_tables_and_curves_and_says_so(tmp_path):
     write_pairs(tmp_path, {"fl2": "ab", "uda": "ax"}, fl2=(0.8, 0.7), uda=(0.5, 0.5))
     for interval, factor, words in ((False, 1, "standard deviation"), (True, 12.706205 / 2**0.5, "95 % confidence interval")):

@@ -39,6 +39,7 @@ def assert_same(first, second):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.ci
 def test_each_run_ends_for_itself_with_its_summary_and_its_best_state(whole):
     folder, said = whole
     found = [summary(folder / f"{seed}") for seed in range(3)]
@@ -59,7 +60,9 @@ def test_each_run_ends_for_itself_with_its_summary_and_its_best_state(whole):
     assert expected["eval/val_loss"] == pytest.approx(found[0]["best/val_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("stops", [(2, 7), pytest.param((4, 5, 6, 11), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stops", [pytest.param((2, 7), marks=pytest.mark.ci), pytest.param((4, 5, 6, 11), marks=pytest.mark.slow)]
+)
 def test_a_run_that_was_stopped_has_the_same_best_state_log_and_end(whole, config, tmp_path, stops):
     for stop in (*map("--stop_after={}".format, stops), "--stop_after=40"):
         succeeded(config, *ARGUMENTS, "--config.seeds=3", f"--workdir={tmp_path}", stop)
@@ -72,6 +75,7 @@ def test_a_run_that_was_stopped_has_the_same_best_state_log_and_end(whole, confi
     assert "all runs are done" in succeeded(config, *ARGUMENTS, "--config.seeds=3", f"--workdir={tmp_path}").stderr
 
 
+@pytest.mark.ci
 def test_a_run_that_lost_its_last_rounds_has_the_best_of_those_before_and_finds_the_others_again(whole, config, tmp_path):
     succeeded(config, *ARGUMENTS, "--config.seeds=3", f"--workdir={tmp_path}", "--stop_after=6")
     for seed in range(3):
@@ -98,6 +102,7 @@ def test_what_a_folder_does_not_have_is_one_line(whole, config, tmp_path, own_me
         fedjax_ssl.load(run, which="last")
 
 
+@pytest.mark.ci
 def test_a_run_that_has_seen_its_last_round_as_an_evaluation_is_not_made_longer(config, tmp_path):
     arguments = [word.replace("eval_every=1", "eval_every=2") for word in ARGUMENTS if not re.search("patience|rounds", word)]
     succeeded(config, *arguments, f"--workdir={tmp_path}", "--config.rounds=3")

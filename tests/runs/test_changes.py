@@ -61,6 +61,7 @@ def said(done):
     return "\n".join(lines)
 
 
+@pytest.mark.ci
 def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a_finished_run(tmp_path, file, caplog):
     folder = tmp_path / "run"
     words = (f"--config={file}", f"--workdir={folder}")
@@ -100,6 +101,7 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert said(succeeded(*words)) == ""
 
 
+@pytest.mark.ci
 def test_a_run_keeps_the_state_of_the_repository_of_a_method_and_reports_name_it(tmp_path, file, monkeypatch):
     def git(*words):
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -126,6 +128,7 @@ def test_a_run_keeps_the_state_of_the_repository_of_a_method_and_reports_name_it
     assert f"registered/model-2: mine.py, at commit {commit[:10]} with changes<" in page
 
 
+@pytest.mark.ci
 def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_anew(tmp_path, file, monkeypatch):
     for seed in "01":
         succeeded(f"--config={file}", f"--config.seed={seed}", f"--workdir={tmp_path / 'out' / 'run' / seed}")
@@ -152,6 +155,7 @@ def test_a_sweep_says_once_that_its_numbers_are_of_earlier_files_and_how_to_run_
     assert ["--overwrite" in line for line in started if "launch.run" in line] == [True]
 
 
+@pytest.mark.ci
 def test_several_runs_and_a_single_one_do_not_share_a_folder(tmp_path, config):
     single, several = tmp_path / "single", tmp_path / "several"
     several.mkdir()

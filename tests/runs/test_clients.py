@@ -68,7 +68,7 @@ def vectors(aggregator):
     )
 
 
-@pytest.mark.parametrize("aggregator", ["sum", "stack"])
+@pytest.mark.parametrize("aggregator", ["sum", pytest.param("stack", marks=pytest.mark.ci)])
 @pytest.mark.parametrize("name", ["vmap", "scan", "chunked", "sharded", "sharded_chunked", "host", "seeds"])
 def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
     seeds = (5, 0) if name == "seeds" else (0,)
@@ -91,6 +91,7 @@ def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
     np.testing.assert_allclose(found["client/k"], np.where(bad, np.nan, ids + 0.5))
 
 
+@pytest.mark.ci
 def test_norm_and_cosine_are_of_parameters_however_they_are_sent():
     """FedLabel's clients send both changes and a number of examples, or the sum of the changes."""
     found = []
@@ -125,6 +126,7 @@ def test_rounds_that_are_not_recorded_are_the_same_program():
     assert traced(off) == str(jax.make_jaxpr(never._round._jitted)(never.template(), never._inputs, never._pools))
 
 
+@pytest.mark.ci
 def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseudo_labels_of_the_round():
     experiment = tiny.experiment("fl2", network="linear", diagnostics__clients_every=1, rounds=1, method__consistency="none")
     state, _ = experiment.start()
@@ -144,6 +146,7 @@ def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseud
         assert right.mean() == pytest.approx(found["diagnostics/pseudo_label_accuracy"][m])
 
 
+@pytest.mark.ci
 def test_inspect_of_data_on_the_host_sends_one_clients_data_and_state_and_shows_the_same():
     given = {"network": "linear", "data__num_clients": 200, "cohort_size": 5, "data__min_size": 0, "rounds": 2}
     sizes, shown = {}, {}

@@ -48,8 +48,8 @@ def test_a_closed_pipe_ends_a_command_without_a_word_and_a_full_disk_with_one_li
     assert (done.returncode, done.stderr) == (status, said)
 
 
-@pytest.mark.parametrize("reader", ["gone", "full"])
-@pytest.mark.parametrize("signal_number", [None, signal.SIGTERM])
+@pytest.mark.parametrize("reader", ["gone", pytest.param("full", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("signal_number", [pytest.param(None, marks=pytest.mark.ci), signal.SIGTERM])
 def test_what_a_config_prints_and_nobody_reads_never_ends_a_run(tmp_path, monkeypatch, closed, reader, signal_number):
     """Also where it is written at once, and where it is still to be written as the run begins."""
     loop = "--config.rounds=100000" if signal_number else "--config.rounds=6"
@@ -154,6 +154,7 @@ def assert_full(workdir, done):
     assert all(line.startswith("round ") for line in before)
 
 
+@pytest.mark.ci
 def test_a_full_disk_is_one_line_and_no_data_are_lost(tmp_path, config, finished):
     with disk.failing(tmp_path / "all", 10**9, only="write") as writes:
         launch(config, f"--workdir={tmp_path / 'all'}")

@@ -102,6 +102,7 @@ def test_a_method_gets_the_number_of_rounds_only_where_it_says_that_it_reads_it(
     assert set(got) == {5}
 
 
+@pytest.mark.ci
 @pytest.mark.reliability
 def test_data_that_have_moved_are_found_again_and_changed_ones_are_refused(tmp_path, config):
     arrays = {f"{kind}_{part}": value for part, size in (("train", 60), ("test", 20)) for kind, value in data_of(size).items()}

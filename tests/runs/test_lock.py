@@ -56,6 +56,7 @@ def at_once(number: int, does) -> None:
         list(pool.map(lambda _: does(), range(number)))
 
 
+@pytest.mark.ci
 def test_of_two_equal_commands_at_once_the_second_ends_with_2_and_after_a_kill_the_next_goes_on(tmp_path, config):
     workdir = tmp_path / "run"
     arguments = [config, f"--workdir={workdir}", "--config.rounds=100000", "--config.checkpoint_every=2"]

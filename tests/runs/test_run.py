@@ -10,6 +10,7 @@ from tests.commands import launch, launch_process, refused, rows, succeeded
 pytestmark = pytest.mark.usefixtures("own_methods")
 
 
+@pytest.mark.ci
 def test_rounds_of_one_dispatch_are_logged_saved_and_resumed_alike(tmp_path, config, finished):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     together = "--config.execution.rounds_per_dispatch=2"

@@ -129,7 +129,9 @@ def signaled(workdir, whole, patched):
     assert [max(Checkpoints(workdir / name, read_only=True).rounds()) for name in ("0", "1")] == [3, 3]
 
 
-@pytest.mark.parametrize("ended", [killed_between_saves, one_cannot_save, signaled])
+@pytest.mark.parametrize(
+    "ended", [killed_between_saves, *(pytest.param(one, marks=pytest.mark.ci) for one in (one_cannot_save, signaled))]
+)
 def test_runs_that_ended_early_go_on_with_the_same_bits(tmp_path, monkeypatch, whole, ended):
     experiment, expected = whole
     with monkeypatch.context() as patched:
@@ -175,6 +177,7 @@ def change_note(path, **changes):
     write_json(path, noted)
 
 
+@pytest.mark.ci
 def test_begun_runs_keep_their_layout_and_bits_also_where_jax_has_no_cpu(begun, without_cpu, monkeypatch, whole):
     experiment, expected = whole
     assert all(len(rows(begun / run.name)) == 2 for run in experiment.runs)
@@ -188,6 +191,7 @@ def test_begun_runs_keep_their_layout_and_bits_also_where_jax_has_no_cpu(begun, 
     assert read_json(begun / "0" / "summary.json")["strategy"] == "scan"
 
 
+@pytest.mark.ci
 def test_runs_of_unequal_splits_are_the_same_alone_and_beside_others(tmp_path):
     split = {"data__partition": "dirichlet", "data__alpha": 0.1, "data__min_size": 1, "execution__devices": 1}
     together, alone = several(seeds=3, **split), [several(seeds=1, seed=seed, **split) for seed in range(3)]
@@ -278,6 +282,7 @@ def test_runs_that_were_killed_between_their_first_saves_begin_anew(tmp_path, ca
     assert "1: no checkpoint yet, perhaps killed while the first were written: all begin anew" in caplog.text
 
 
+@pytest.mark.ci
 def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
     given = several(seeds=1, vary=RATE, values=(1e37, 0.03, 0.1))
     for last in (2, None, None):
@@ -302,6 +307,7 @@ def test_a_run_that_diverges_stays_out_and_the_others_finish(tmp_path):
         assert rows(good) == own
 
 
+@pytest.mark.ci
 def test_the_command_makes_a_folder_of_each_seed(tmp_path, config):
     arguments = (config, "--config.data.name=digits", "--config.seeds=2", "--config.seed=3", "--config.rounds=4")
     done = succeeded(*arguments, cwd=tmp_path)

@@ -51,6 +51,7 @@ def wait_for(condition, process):
         time.sleep(0.05)
 
 
+@pytest.mark.ci
 def test_ctrl_c_in_a_long_round_is_answered_at_once_and_a_second_one_ends_at_once(tmp_path):
     (tmp_path / "stalls.py").write_text(STALLS)
     arguments = [f"--config={tmp_path / 'stalls.py'}", f"--workdir={tmp_path / 'run'}"]

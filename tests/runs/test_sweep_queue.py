@@ -237,6 +237,7 @@ def test_a_cell_whose_own_data_have_changed_is_not_done(tmp_path):
     assert not Queue([cell], 1, tmp_path, (), 1).done(cell).has_ended
 
 
+@pytest.mark.ci
 def test_data_that_are_missing_are_fetched_once_and_where_that_cannot_be_nothing_runs(tmp_path, starting, monkeypatch):
     for name, value in {download.MIRROR: "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1"}.items():  # nobody listens
         monkeypatch.setenv(name, value)

@@ -129,6 +129,7 @@ def test_it_goes_on_from_a_state_bit_for_bit_and_with_several_rounds_in_one_call
     np.testing.assert_allclose(inner(whole.server)["w"], expected(problem)[-1][0], rtol=1e-5)
 
 
+@pytest.mark.ci
 def test_two_seeds_in_one_program_are_the_runs_alone():
     together = Simulator(problem_of(seeds=(0, 1)), toy.EXECUTIONS["vmap"]._replace(rounds=ROUNDS))
     state, _ = together.dispatch(together.initialize(), ["first", "second"])

@@ -114,6 +114,7 @@ def images_of_clients(**options):
     return [rows[0][f"client/of_{k}"] for k in range(8)], experiment.problem.data
 
 
+@pytest.mark.ci
 def test_epochs_of_clients_without_labels_are_their_own():
     images, data = images_of_clients(client__epochs=1, client__unlabeled_epochs=3)
     counts = np.asarray(data.labeled.count) + 3 * np.asarray(data.unlabeled.count)
