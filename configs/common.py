@@ -20,7 +20,7 @@ SMALL = "small"
 WITHOUT_CLIENTS = ("supervised", "freematch_central", "fixmatch_central")
 """The methods whose server trains alone."""
 WITHOUT_PRETRAINING = ("freematch_central", "fixmatch_central")
-WITHOUT_BATCH_NORM = ("mnist_cnn", "emnist_cnn", "mlp", "linear")
+WITHOUT_BATCH_NORM = ("mnist_cnn", "emnist_cnn", "rsc_cnn", "mlp", "linear")
 
 
 def trainings(config: ConfigDict) -> list[ConfigDict]:
@@ -96,7 +96,7 @@ def sized(config: ConfigDict, argument: str | None) -> ConfigDict:
     """
     if not is_small(argument):
         return config
-    if config.model.name not in ("mnist_cnn", "emnist_cnn", "linear"):
+    if config.model.name not in WITHOUT_BATCH_NORM:
         norm = {key: config.model[key] for key in ("norm", "norm_momentum")}
         config.model = base(config.method.name, "cnn", width=16, **norm).model
     config.rounds, config.eval_every, config.checkpoint_every = 30, 5, 10

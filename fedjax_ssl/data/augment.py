@@ -67,13 +67,20 @@ def crop(pad: int = 4, mode: str = "reflect") -> Augmentation:
 
 def contrast(low: float, high: float) -> Augmentation:
     """Changes the contrast of an image of 1 or 3 channels as Pillow does: d + f (x - d), mean gray d, f ~ U(low, high)."""
+    return blend(lambda image: rounded_mean(gray_of(image)), low, high)
+
+
+def blend(degenerate: Callable[[Image], Number | Image], low: float, high: float) -> Augmentation:
+    """Pillow's way to change an image x: d + f (x - d), cut to 0..255 and rounded down, with f ~ U(low, high).
+
+    d is the `degenerate` image of x, or its one value.
+    """
     if not 0 <= low <= high:
-        raise ValueError(f"got contrast factors from {low} to {high}, accepted: 0 <= low <= high")
+        raise ValueError(f"got factors of an image from {low} to {high}, accepted: 0 <= low <= high")
 
     def apply(key: Key, image: Image) -> Image:
-        factor = low + (high - low) * jax.random.uniform(key)
-        mean = rounded_mean(_gray(image))
-        return jnp.floor(jnp.clip(mean + factor * (image.astype(jnp.float32) - mean), 0, 255))
+        factor, d = low + (high - low) * jax.random.uniform(key), degenerate(image)
+        return jnp.floor(jnp.clip(d + factor * (image.astype(jnp.float32) - d), 0, 255))
 
     return apply
 
@@ -84,12 +91,12 @@ def grayscale(probability: float) -> Augmentation:
         raise ValueError(f"got a grayscale probability of {probability}, accepted: a number in [0, 1]")
 
     def apply(key: Key, image: Image) -> Image:
-        return jnp.where(jax.random.bernoulli(key, probability), _gray(image), image.astype(jnp.float32))
+        return jnp.where(jax.random.bernoulli(key, probability), gray_of(image), image.astype(jnp.float32))
 
     return apply
 
 
-def _gray(image: Image) -> Float32[Array, "H W 1"]:
+def gray_of(image: Image) -> Float32[Array, "H W 1"]:
     """Pillow's gray of an image of 1 or 3 channels."""
     if image.shape[-1] not in (1, 3):
         raise ValueError(f"got an image of {image.shape[-1]} channels, accepted: 1 (gray) or 3 (RGB)")

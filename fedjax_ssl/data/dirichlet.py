@@ -78,6 +78,30 @@ def dirichlet_classes(labels: Labels, indices: Indices, num_clients: int, rng: G
     return Partition(cut(by_class, np.diff(cuts, axis=1, prepend=0)), positions[:0])
 
 
+def dirichlet_pairs(labels: Labels, indices: Indices, num_clients: int, rng: Generator, *, alpha: float) -> Partition:
+    """Equal shares whose label skew is within pairs of clients: a pair together has a random sample of all examples.
+
+    The partition of SAGE's released code. The shuffled examples are cut into K / 2 equal parts, one for each pair. A pair
+    shares its part as in `dirichlet`, drawn again until both clients have at least half of the mean. Then the lists of all
+    clients, one after the other and each in the order of classes, are joined and cut into K equal rows; N mod K examples are
+    unassigned. ValueError for an odd number of clients.
+    """
+    positions = checked(indices, num_clients)
+    _check_alpha(alpha)
+    if num_clients % 2:
+        raise ValueError(f"num_clients={num_clients} cannot be paired: give an even number of clients, or use dirichlet")
+    share, rows = len(positions) // num_clients, []
+    shuffled = rng.permutation(positions)
+    for part in shuffled[: share * num_clients].reshape(num_clients // 2, 2 * share):
+        by_class, counts = shuffled_by_class(labels, part, rng)
+        draws = (_dirichlet_sizes(counts, rng.dirichlet(np.full(2, alpha), len(counts))) for _ in range(10_000))
+        sizes = next((sizes for sizes in draws if sizes is not None and 2 * sizes.sum(0).min() >= share), None)
+        if sizes is None:
+            raise ValueError(f"alpha={alpha} left a client of a pair less than half of the mean: raise alpha, or use dirichlet")
+        rows += cut(by_class, sizes)
+    return Partition(list(np.concatenate(rows).reshape(num_clients, share)), shuffled[share * num_clients :])
+
+
 def _check_alpha(alpha: float) -> None:
     if not 0 < alpha < np.inf:
         raise ValueError(f"alpha={alpha} is no Dirichlet concentration: give a finite number > 0, such as 0.1")

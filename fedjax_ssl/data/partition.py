@@ -8,7 +8,7 @@ from jaxtyping import Int64
 from numpy.random import Generator
 
 from fedjax_ssl.data import class_partitions as classes
-from fedjax_ssl.data.dirichlet import dirichlet, dirichlet_classes
+from fedjax_ssl.data.dirichlet import dirichlet, dirichlet_classes, dirichlet_pairs
 from fedjax_ssl.data.shares import Indices, Labels, Partition, Positions, Rows, by_client, checked, distinct
 
 
@@ -97,6 +97,7 @@ PARTITIONS: dict[str, Scheme] = {
     "class_balanced": Scheme(classes.class_balanced),
     "dirichlet": Scheme(dirichlet, ("alpha", "min_size")),
     "dirichlet_classes": Scheme(dirichlet_classes, ("alpha",)),
+    "dirichlet_pairs": Scheme(dirichlet_pairs, ("alpha",)),
     "shards": Scheme(classes.shards, ("shards_per_client",)),
     "class_shards": Scheme(classes.class_shards, ("classes_per_client",)),
     "random_classes": Scheme(classes.random_classes, ("classes_per_client",)),

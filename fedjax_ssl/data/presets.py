@@ -10,6 +10,7 @@ from fedjax_ssl.arrays import Key
 from fedjax_ssl.data import augment
 from fedjax_ssl.data.augment import Augmentation, Image, Views, compose, crop, flip
 from fedjax_ssl.data.catalog import known
+from fedjax_ssl.data.contrastive import enlarged_crop, simclr
 from fedjax_ssl.data.randaugment import VARIANTS, strong_view
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.options import plural
@@ -48,11 +49,17 @@ MOVES = {
     "none": Move(False, 0), "crop1": Move(False, 1), "crop4": Move(False, 4),
     "zero_crop4": Move(False, 4, "zero"), "flip_crop4": Move(True, 4), "flip_zero_crop4": Move(True, 4, "zero"),
     "crop": Move(False, None), "fedsiam": Move(True, 4), "feddure": Move(True, 4, "zero"),
+    "enlarged_crop": Move(True, 0), "simclr": Move(True, 0),
 }  # fmt: skip
-_MORE = {"fedsiam": ", contrast, gray", "feddure": ", cutout"}
+_MORE = {
+    "fedsiam": ", contrast, gray", "feddure": ", cutout", "enlarged_crop": ", crop of the image enlarged by a quarter",
+    "simclr": ", resized crop, colors, gray",
+}  # fmt: skip
 WEAK_VIEWS: dict[str, Augmentation] = {name: move.augmentation() for name, move in MOVES.items() if name not in _MORE} | {
     # FedSiam's paper does not say how strongly: here as usual in contrastive learning.
     "fedsiam": compose(flip(), crop(4), augment.contrast(0.6, 1.4), augment.grayscale(0.2)),
+    "enlarged_crop": compose(flip(), enlarged_crop(1.25)),  # RSCFed, CBAFed: 32 pixels resized to 40
+    "simclr": simclr(),  # Twin-sight on SVHN
 }
 STRONG_VIEWS = (*VARIANTS, "none")
 LABELED_VIEWS = (*WEAK_VIEWS, "feddure")
@@ -112,7 +119,7 @@ def make(
     weak, strong, labeled = names(dataset.name, weak, strong, labeled)
     channels = dataset.train_images.shape[-1]
     for key, view in (("strong", strong), ("weak", weak), ("labeled", labeled)):
-        if channels not in (1, 3) and (view in VARIANTS or view == "fedsiam"):  # those that change colors
+        if channels not in (1, 3) and (view in VARIANTS or view in ("fedsiam", "simclr")):  # those that change colors
             raise ValueError(
                 f"data.{key}: got {view} for images of {plural(channels, 'channel')}, accepted: none, or 1 or 3 channels"
             )

@@ -156,8 +156,8 @@ class DataSettings(Model):
     )
     alpha: Annotated[Rate, ReadWhere({"run.partition_reads_alpha": SET})] = Field(
         default=0.3,
-        description="Concentration of the Dirichlet distribution in the partitions `dirichlet` and `dirichlet_classes`. A "
-        "small one, such as 0.1, gives clients few classes each; 100 makes them nearly alike.",
+        description="Concentration of the Dirichlet distribution in the partitions `dirichlet`, `dirichlet_classes` and "
+        "`dirichlet_pairs`. A small one, such as 0.1, gives clients few classes each; 100 makes them nearly alike.",
     )
     min_size: Annotated[Count, ReadWhere({"run.partition_reads_min_size": SET})] = Field(
         default=10,

@@ -1,4 +1,4 @@
-"""Plain convolutional networks: for the digits, for EMNIST, and the two of FedSiam, FedCon and FedTriNet."""
+"""Plain convolutional networks: for the digits, for EMNIST, RSCFed's, and the two of FedSiam, FedCon and FedTriNet."""
 
 import functools
 from typing import Annotated, Literal
@@ -61,6 +61,36 @@ class EmnistCNN(Network):
         rates = (0.25, 0.5) if self.variant == "paper" else (0.0, 0.0)
         x = nn.relu(dense(dropout(self, x, rates[0]), 128, init))
         return dense(dropout(self, x, rates[1]).astype(jnp.float32), self.num_classes, init)
+
+
+class RscCNN(Network):
+    """RSCFed's network: two 5x5 convolutions of 6 and 16 channels without padding, and five linear layers.
+
+    A 2x2 max pool follows each convolution. Linear layers: 120, 84, 84, 256, C; ReLU follows every layer but the last two.
+    92,626 parameters on 32x32x3 with 10 classes. The released code keeps PyTorch's initialization.
+    """
+
+    shared_layers = ("Conv_0", "Conv_1")
+    initialization: InitializationName = "torch"
+
+    def features(self, images: Inputs, train: bool) -> Features:
+        """The 256 outputs of the last layer but one, of images of 16x16 or more."""
+        check_images("rsc_cnn", images, least=16)
+        init = INITIALIZATIONS[self.initialization]
+        conv = functools.partial(
+            self.conv, kernel_size=5, padding=0, use_bias=True, kernel_init=init.conv_kernel, bias_init=init.bias
+        )
+        x = images
+        for channels in (6, 16):
+            x = max_pool(nn.relu(conv(channels)(x)))
+        x = x.reshape(x.shape[0], -1)
+        for units in (120, 84, 84):
+            x = nn.relu(dense(x, units, init))
+        return dense(x, 256, init)
+
+    def classifier(self, x: Features) -> Logits:
+        """A linear layer."""
+        return dense(x.astype(jnp.float32), self.num_classes, INITIALIZATIONS[self.initialization])
 
 
 class MnistCNN(Network):

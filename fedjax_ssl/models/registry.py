@@ -10,7 +10,7 @@ import pydantic
 from flax import linen as nn
 
 from fedjax_ssl import origins
-from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN
+from fedjax_ssl.models.cnn import CNN, CifarCNN, EmnistCNN, MnistCNN, RscCNN
 from fedjax_ssl.models.convolution import LOWERINGS
 from fedjax_ssl.models.layers import DTYPES, Conv
 from fedjax_ssl.models.mlp import MLP, Linear
@@ -41,6 +41,7 @@ MODELS: dict[str, Model] = {
     "cifar_cnn": Model(CifarCNN, image_size=32),
     "mnist_cnn": Model(MnistCNN),
     "emnist_cnn": Model(EmnistCNN),
+    "rsc_cnn": Model(RscCNN),
     "cnn": Model(CNN),
     "mlp": Model(MLP, features=True),
     "linear": Model(Linear, features=True),

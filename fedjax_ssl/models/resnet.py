@@ -1,4 +1,4 @@
-"""Residual networks for small images, as FedLabel trains them (He et al. 2016, with a stem for 32x32)."""
+"""Residual networks for small images, as FedLabel and SAGE train them (He et al. 2016, with a stem for 32x32)."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from fedjax_ssl.models.initializers import INITIALIZATIONS, InitializationName
 from fedjax_ssl.models.layers import check_images, dense
 from fedjax_ssl.models.network import Network
 
-_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blocks in each stage
+BLOCKS = {8: (1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # depth -> blocks in each stage
 
 
 class ResidualBlock(nn.Module):
@@ -51,28 +51,29 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(Network):
-    """ResNet-18, -34 or -50 with a 3x3 stem of 64 at stride 1 and no pool after it.
+    """ResNet-8, -18, -34 or -50 with a 3x3 stem of 64 at stride 1 and no pool after it.
 
-    Four stages of 64, 128, 256 and 512 channels at strides 1, 2, 2, 2, global average pool (4x4 at 28x28 and 32x32), linear.
-    Convolutions have no bias; 50 has bottleneck blocks. The released code keeps PyTorch's initialization. Parameters:
-    11,173,962 (18, 10 classes), 21,282,122 (34, 10), 23,705,252 (50, 100).
+    Four stages of 64, 128, 256 and 512 channels (ResNet-8: three) at strides 1, 2, 2, 2, global average pool (4x4 at 28x28 and
+    32x32), linear. Convolutions have no bias; 50 has bottleneck blocks. FedLabel's code keeps PyTorch's initialization; SAGE's,
+    whose network 8 is, has `kaiming`. Parameters: 1,227,594 (8, 10 classes), 11,173,962 (18, 10), 21,282,122 (34, 10),
+    23,705,252 (50, 100).
     """
 
-    depth: Annotated[Literal[18, 34, 50], Field(description="Number of layers; 50 has bottleneck blocks.")] = 18
+    depth: Annotated[Literal[8, 18, 34, 50], Field(description="Number of layers; 50 has bottleneck blocks.")] = 18
     initialization: InitializationName = "torch"
 
     @nn.nowrap
     def first_blocks(self) -> frozenset[str]:
         """See ModelFns."""
-        return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(_BLOCKS[self.depth][0]))})
+        return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(BLOCKS[self.depth][0]))})
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """The 512 averages over each image (50: 2048)."""
+        """The 512 averages over each image (8: 256, 50: 2048)."""
         check_images("resnet", images, least=1)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel)
         x = nn.relu(nn.BatchNorm(not train)(conv(64)(images)))
-        for stage, blocks in enumerate(_BLOCKS[self.depth]):
+        for stage, blocks in enumerate(BLOCKS[self.depth]):
             for block in range(blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 x = ResidualBlock(64 * 2**stage, stride, self.depth == 50, conv)(x, train)

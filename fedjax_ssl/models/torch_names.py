@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-Names = Iterator[tuple[str, str]]  # of a layer: torch's, and its path here
+from fedjax_ssl.models.resnet import BLOCKS
 
-_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}
+Names = Iterator[tuple[str, str]]  # of a layer: torch's, and its path here
 
 
 def _resnet(options: Mapping[str, Any]) -> Names:
@@ -16,7 +16,7 @@ def _resnet(options: Mapping[str, Any]) -> Names:
     convolutions = 3 if options["depth"] == 50 else 2
     yield from (("conv1", "Conv_0"), ("bn1", "BatchNorm_0"), ("fc", "Dense_0"))
     number = 0
-    for stage, blocks in enumerate(_BLOCKS[options["depth"]], start=1):
+    for stage, blocks in enumerate(BLOCKS[options["depth"]], start=1):
         for block in range(blocks):
             theirs, ours = f"layer{stage}.{block}", f"ResidualBlock_{number}"
             for i in range(convolutions):

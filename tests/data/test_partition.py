@@ -24,6 +24,7 @@ def requests(draw, name):
     labels = np.array([*range(num_classes), *more])
     indices = np.array(draw(st.lists(st.sampled_from(range(len(labels))), unique=True, min_size=30)))
     num_clients = {"class_grid": num_classes**2, "class_shards": 2 * num_classes}.get(name) or draw(st.integers(1, 12))
+    num_clients += num_clients % 2 if name == "dirichlet_pairs" else 0
     return labels, indices, num_clients
 
 
@@ -198,7 +199,7 @@ def test_a_partial_redraw_has_the_law_of_whole_draws_that_succeed():
     assert np.all(np.abs(whole - partial) < 4 * np.sqrt(whole_variance + partial_variance) + 1)
 
 
-COVERS_ALL = set(PARTITIONS) - {"iid", "random_classes", "batch_imbalanced"}
+COVERS_ALL = set(PARTITIONS) - {"iid", "dirichlet_pairs", "random_classes", "batch_imbalanced"}
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -262,6 +263,13 @@ def test_a_repeated_position_is_refused(name):
         ("class_grid", 99, {}, "num_clients=99 does not make a grid of 10 x 10 classes: give 100 clients"),
         ("dirichlet_classes", 10, {"alpha": 0.0}, "alpha=0.0 is no Dirichlet concentration"),
         ("dirichlet_classes", 2, {"alpha": 1e-6}, "alpha=1e-06 with num_clients=2 left no client any share of class"),
+        ("dirichlet_pairs", 7, {"alpha": 1.0}, "num_clients=7 cannot be paired: give an even number of clients"),
+        (
+            "dirichlet_pairs",
+            2,
+            {"alpha": 1e-4, "classes": 1},
+            "alpha=0.0001 left a client of a pair less than half of the mean",
+        ),
         ("batch_imbalanced", 5, {"classes": 7}, "batch_imbalanced is defined for 10 classes, got 7: use dirichlet"),
     ],
 )

@@ -64,6 +64,27 @@ def dirichlet_classes(labels, num_clients, rng, alpha=0.1):
     return rows
 
 
+def dirichlet_pairs(labels, num_clients, rng, alpha=0.1):
+    share, joined = len(labels) // num_clients, []
+    order = rng.permutation(len(labels)).tolist()
+    for pair in range(num_clients // 2):
+        part = order[2 * share * pair : 2 * share * (pair + 1)]
+        shuffled = [part[i] for i in rng.permutation(2 * share)]
+        first = second = ()
+        while min(len(first), len(second)) < share / 2:
+            first, second, sure = [], [], True
+            draws = [rng.dirichlet([alpha] * 2).tolist() for _ in range(10)]
+            for c, (p, q) in enumerate(draws):
+                own = [i for i in shuffled if labels[i] == c]
+                p, q = p * (len(first) < share), q * (len(second) < share)
+                sure = sure and p + q > 0
+                cut = math.floor(p / (p + q) * len(own)) if sure else 0
+                first, second = first + own[:cut], second + own[cut:]
+            first = first if sure else ()
+        joined += first + second
+    return [joined[share * k : share * (k + 1)] for k in range(num_clients)]
+
+
 def batch_imbalanced(labels, num_clients, rng):
     by_class, rows = members(labels, rng), []
     for i in range(num_clients):
@@ -107,7 +128,9 @@ def deal(labels, slots, rng):
     return rows
 
 
-REFERENCES = (class_balanced, shards, dirichlet_classes, batch_imbalanced, class_shards, random_classes, class_grid)
+REFERENCES = (
+    *(class_balanced, shards, dirichlet_classes, dirichlet_pairs, batch_imbalanced, class_shards, random_classes, class_grid),
+)
 PARAMETERS = {"alpha": 0.1, "shards_per_client": 2, "classes_per_client": 2}
 
 

@@ -36,12 +36,14 @@ CASES = {
     "mlp": Case("mlp", {}, dataset="mnist", steps=2),
     "mnist_cnn": Case("mnist_cnn", {}, dataset="mnist", steps=2),
     "emnist_cnn": Case("emnist_cnn", {}, steps=2),
+    "rsc_cnn": Case("rsc_cnn", {}, steps=2),
     "cifar_cnn": Case("cifar_cnn", {"norm": "running"}),
     "wrn10_2": Case("wide_resnet", {"depth": 10}, steps=2),
     "wrn28_2": Case("wide_resnet", {}),
     "resnet9": Case("resnet9", {"norm": "running"}, learning_rate=1e-3),
     "resnet9_fedmatch": Case("resnet9", {"variant": "fedmatch"}, learning_rate=1e-3),
     "resnet9_semifl": Case("resnet9", {"variant": "semifl"}),
+    "resnet8": Case("resnet", {"depth": 8, "norm": "running"}),
     "resnet18": Case("resnet", {"norm": "running"}),
 }
 """Besides, `digits_METHOD` is one epoch of that method on the digits with their own network, `cnn`."""

@@ -22,12 +22,14 @@ CASES = [
     ("cifar_cnn", {}, (32, 32, 3), 4096, numbered(Dense=3), CNN),
     ("cifar_cnn", {"variant": "released"}, (32, 32, 3), 4096, numbered(Dense=3), CNN),
     ("mnist_cnn", {}, (28, 28, 1), 320, numbered(Dense=2), numbered(Conv=2)),
+    ("rsc_cnn", {}, (32, 32, 3), 256, {"Dense_4"}, numbered(Conv=2)),
     ("emnist_cnn", {}, (32, 32, 3), 12_544, numbered(Dense=2), numbered(Conv=2)),
     ("cnn", {"width": 32}, (8, 8, 1), 128, numbered(Dense=1), numbered(Conv=2, BatchNorm=2)),
     ("mlp", {"hidden": 7}, (8, 8, 1), 7, {"Dense_1"}, {"Dense_0"}),
     ("mlp", {"hidden": 7}, (20,), 7, {"Dense_1"}, {"Dense_0"}),
     ("linear", {}, (8, 8, 3), 192, {"Dense_0"}, set()),
     ("wide_resnet", {"depth": 10, "width": 2}, (32, 32, 3), 128, {"Dense_0"}, {"Conv_0", "Block_0"}),  # one block a stage
+    ("resnet", {"depth": 8}, (8, 8, 1), 256, {"Dense_0"}, numbered(Conv=1, BatchNorm=1, ResidualBlock=1)),
     ("resnet", {}, (8, 8, 1), 512, {"Dense_0"}, numbered(Conv=1, BatchNorm=1, ResidualBlock=2)),
     ("resnet9", {"variant": "feddure"}, (8, 8, 3), 512, {"Dense_0"}, numbered(Conv=4, BatchNorm=4)),
     ("resnet9", {"variant": "fedmatch"}, (8, 8, 3), 512, {"Dense_0"}, numbered(Conv=4)),
@@ -96,3 +98,22 @@ def test_fedcons_predictor_has_the_papers_size():
     params, _ = shapes(pure(Predictor(3 * 4096)), (4096,))
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 100_704_256
     assert [params[f"Dense_{i}"]["kernel"].shape for i in (0, 1)] == [(4096, 12288), (12288, 4096)]
+
+
+@pytest.mark.parametrize("name", ["cnn", "mnist_cnn released", "linear"])
+def test_logits_and_features_of_one_pass_are_those_of_two(name):
+    model, images = network(name), batch(name)[0]
+    params, stats = weights(name)
+    given = {"mask": MASK, "train": True, "key": KEY}
+    (logits, features), new = model.both(params, stats, images, **given)
+    for got, (expected, others) in (
+        (logits, model.apply(params, stats, images, **given)),
+        (features, model.features(params, stats, images, **given)),
+    ):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        assert all(np.allclose(new[layer][key], x) for layer, tree in others.items() for key, x in tree.items())
+    for both in (model.both, None):
+        task = Task(model._replace(both=both), None, 5, "static", 4)
+        found, _ = task.train_outputs(Weights(params, stats), images, MASK, KEY)
+        np.testing.assert_allclose(found[0], logits, rtol=1e-5)
+        np.testing.assert_allclose(found[1], features, rtol=1e-5)

@@ -18,7 +18,12 @@ from tests.models.test_layers import numpy_conv
 
 KEY = jax.random.key(0)
 
-IMAGES = {"mnist_cnn": (16, 16, 1), "emnist_cnn": (9, 8, 3), "cifar_cnn": (9, 8, 3)}  # (8, 8, 3) for the others
+IMAGES = {
+    "mnist_cnn": (16, 16, 1),
+    "rsc_cnn": (16, 16, 3),
+    "emnist_cnn": (9, 8, 3),
+    "cifar_cnn": (9, 8, 3),
+}  # (8, 8, 3) for the others
 VARIANTS = ["mnist_cnn released", "emnist_cnn plain", "cifar_cnn released", "resnet9 fedmatch", "resnet9 semifl"]
 
 
@@ -97,6 +102,8 @@ COUNTS = [  # besides those of 10 classes in the networks' README, which `test_s
     ("wide_resnet", {"depth": 28, "width": 8}, 100, (32, 32, 3), 23_401_012),
     ("mnist_cnn", {"variant": "released"}, 10, (28, 28, 1), 21_840),
     ("resnet9", {}, 10, (32, 32, 1), 6_574_218),
+    ("resnet", {"depth": 8}, 100, (32, 32, 3), 1_250_724),
+    ("rsc_cnn", {}, 100, (32, 32, 3), 115_756),
     ("resnet", {"depth": 18}, 62, (28, 28, 1), 11_199_486),
     ("resnet", {"depth": 18}, 11, (28, 28, 1), 11_173_323),
     ("resnet", {"depth": 18}, 8, (28, 28, 3), 11_172_936),
@@ -131,7 +138,7 @@ def test_networks_take_the_shapes_they_promise_and_refuse_the_others_in_one_line
     def logits():
         return jax.eval_shape(lambda key, images: model.apply(*model.init(key, shape), images, train=True)[0], KEY, inputs)
 
-    if (shape == (64,) and name not in ("mlp", "linear")) or (shape == (8, 8, 1) and name == "mnist_cnn"):
+    if (shape == (64,) and name not in ("mlp", "linear")) or (shape == (8, 8, 1) and name in ("mnist_cnn", "rsc_cnn")):
         with pytest.raises(ValueError, match=rf"^{name}: got inputs of shape .*, accepted: images .* with H, W >= ") as error:
             logits()
         assert "\n" not in str(error.value)
@@ -181,6 +188,14 @@ def numpy_two_convolutions(net, x, pools):
     return net.dense(relu(net.dense(x)))
 
 
+def numpy_rsc(net, x):
+    for _ in range(2):
+        x = pool(relu(net.conv(x, padding=0)))
+    for _ in range(3):
+        x = relu(net.dense(x))
+    return net.dense(net.dense(x))
+
+
 def numpy_cifar(net, x):
     for _ in range(3):
         x = relu(net.norm(net.conv(x)))
@@ -227,6 +242,7 @@ def numpy_cnn(net, x):
 NUMPY = {
     "mnist_cnn": functools.partial(numpy_two_convolutions, pools=2),
     "emnist_cnn": functools.partial(numpy_two_convolutions, pools=1),
+    "rsc_cnn": numpy_rsc,
     "cifar_cnn": numpy_cifar,
     "resnet9": numpy_feddure,
     "resnet9 fedmatch": functools.partial(numpy_feddure, normed=False),
