@@ -164,8 +164,8 @@ def test_fedtrinets_pairs_teach_nothing_without_labels_as_long_as_alpha_is_0(cli
 
 FAST = ("fl2",)
 OTHERS = [
-    pytest.param(name, marks=pytest.mark.ci)
-    for name in ("fedcon", "fedtrinet", "semifl", "fedsiam_pi", "feddure", "fedlabel", "fedsem")
+    pytest.param(name, marks=pytest.mark.ci if name in ("fedcon", "feddure") else pytest.mark.slow)
+    for name in ("fedcon", "feddure", "fedtrinet", "semifl", "fedsiam_pi", "fedlabel", "fedsem")
 ]
 
 

@@ -54,7 +54,7 @@ def test_a_run_ends_after_so_many_evaluations_without_a_better_one():
 @pytest.mark.parametrize(
     "where", [{}, {"execution__data": "host"}, {"execution__strategy": "sharded", "execution__devices": 2}]
 )
-@pytest.mark.parametrize("kind", ["pool", pytest.param("labels", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("kind", ["pool", pytest.param("labels", marks=pytest.mark.slow)])
 def test_validation_accuracy_and_loss_are_those_of_its_examples(kind, where):
     experiment = build(config(data__validation=kind, data__validation_fraction=0.25, rounds=2, **where))
     *_, (state, row) = experiment.rounds()

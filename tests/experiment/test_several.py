@@ -91,8 +91,8 @@ FASTER = (0.01, 0.1, 0.03)
     [
         (("average",), {}, 1),  # two turns
         (("average",), TWO_OF_FOUR, 2),  # five clients leave a slot over
-        pytest.param(("average",), values(RATE, *FASTER), 1, marks=pytest.mark.ci),
-        pytest.param(("average",), values("method.scale", 0.5, 2.0), 1, marks=pytest.mark.ci),
+        slow(("average",), values(RATE, *FASTER), 1),
+        slow(("average",), values("method.scale", 0.5, 2.0), 1),
         (("average",), values(RATE, 0.01, 0.1, seeds=2), 1),
         slow(("fixmatch",), {}, 1),
         slow(("fl2",), TWO_OF_FOUR, 2),

@@ -101,7 +101,7 @@ def test_the_loss_of_fl2_reads_what_it_declares():
 
 
 @pytest.mark.parametrize(
-    "method", ["supervised", *(pytest.param(name, marks=pytest.mark.ci) for name in tiny.WITHOUT_CLIENTS[1:])]
+    "method", ["supervised", *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.WITHOUT_CLIENTS[1:])]
 )
 def test_a_method_without_clients_has_the_same_programs_whatever_the_cohort(method):
     tree = tiny.config(method, network="linear")

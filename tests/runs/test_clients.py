@@ -68,7 +68,7 @@ def vectors(aggregator):
     )
 
 
-@pytest.mark.parametrize("aggregator", ["sum", pytest.param("stack", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("aggregator", ["sum", pytest.param("stack", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["vmap", "scan", "chunked", "sharded", "sharded_chunked", "host", "seeds"])
 def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
     seeds = (5, 0) if name == "seeds" else (0,)

@@ -38,7 +38,7 @@ def damages(whole: bytes):
 
 
 @pytest.mark.parametrize("name", ["config.json", "run.json", "metrics.jsonl"])
-@pytest.mark.parametrize("state", ["finished", pytest.param("stopped", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("state", ["finished", pytest.param("stopped", marks=pytest.mark.slow)])
 def test_a_damaged_file_is_one_line_and_stays_as_it_is(tmp_path, config, runs, state, name):
     folder = shutil.copytree(runs / state, tmp_path / "run")
     whole = (folder / name).read_bytes()

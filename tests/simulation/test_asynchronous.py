@@ -158,7 +158,9 @@ def test_the_cohorts_are_those_of_uniform_rounds():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("method", ["fl2", "fixmatch", "fedlabel", "feddure", "fedmatch"])
+@pytest.mark.parametrize(
+    "method", ["fl2", "fedlabel", "fedmatch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fixmatch", "feddure"))]
+)
 def test_methods_run_asynchronously_and_their_models_are_used_as_ever(tmp_path, method):
     keys = {"speed": 50.0, "speed_sigma": 1.0, "participation": "async", "staleness": 0.5}
     experiment = tiny.experiment(method, rounds=4, **{f"system__{key}": value for key, value in keys.items()})
