@@ -104,7 +104,7 @@ BOUNDS = {
 """Settings that count rounds, steps or clients, at their bounds."""
 
 
-@pytest.mark.parametrize("method", BOUNDS)
+@pytest.mark.parametrize("method", [pytest.param(name, marks=() if name == "fedmatch" else pytest.mark.ci) for name in BOUNDS])
 def test_a_round_is_traced_with_its_counts_at_their_bounds(method):
     experiment = tiny.experiment(method, network="mlp", rounds=MANY, **BOUNDS[method])
     before, after, _ = traced_round(experiment)

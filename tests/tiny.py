@@ -28,7 +28,7 @@ CASES = [(method, place) for method in METHODS for place in LABELS_AT.get(method
 WITH_CLIENTS = [case for case in CASES if case[0] not in WITHOUT_CLIENTS]
 ONE_OF_EACH = [(method, LABELS_AT.get(method, ("server",))[0]) for method in METHODS]
 UNLIKE = [case for case in ONE_OF_EACH if case[0] not in ALIKE]
-FEW = [case for case in ONE_OF_EACH if case[0] in ("fl2", "fedsiam_d", "fedlabel", "fedavg", "cbafed", "supervised")]
+FEW = [case for case in ONE_OF_EACH if case[0] in ("fl2", "fedlabel", "fedavg", "cbafed", "supervised")]
 """One of each kind, where every method takes longer than a test may that runs each time."""
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
 

@@ -19,6 +19,7 @@ from fedjax_ssl.data.federated import FederatedData, tables_of, widened
 from fedjax_ssl.data.sources import stand_in
 from fedjax_ssl.experiment import evaluation, export, sizes, start_weights
 from fedjax_ssl.experiment.arguments import faults_of, naming, profiles_of, server_of, system_of, training_of
+from fedjax_ssl.experiment.epsilon import privacy_line
 from fedjax_ssl.experiment.expansion import Run, replaced, runs_of
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.layers import check_found, factors_of
@@ -29,7 +30,7 @@ from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import VIEWS, DataSpec, Method
-from fedjax_ssl.methods import kinds, robust
+from fedjax_ssl.methods import compression, kinds, privacy, robust
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.source import Problem
@@ -69,6 +70,8 @@ def build(
     if "default" in (given.weak, given.strong) and len(shape) == 3:
         used = [view for view in VIEWS if f"data.{view}" not in experiment.unread]
         _log.info("%s", presets.described(**views, side=min(shape[:2]), used=used))
+    if experiment.settings.privacy.noise and requires.clients:
+        _log.info("%s", privacy_line(experiment.settings))
     log_warnings(experiment)
     return experiment
 
@@ -133,6 +136,8 @@ class Plan(NamedTuple):
         numbers = {"num_clients": self.spec.num_clients, "num_classes": self.spec.num_classes}
         made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.labeled_rounds))
         made = robust.with_faulty_clients(made, faults_of(settings), **numbers)
+        made = compression.with_compression(made, settings.client.compression, settings.client.compression_share)
+        made = privacy.with_privacy(made, settings.privacy.clip, settings.privacy.noise, self.spec.cohort_size)
         return robust.with_aggregation(made, settings.server.aggregation, settings.server.assumed_faulty)
 
     def with_tiny_network(self) -> Self:

@@ -28,6 +28,25 @@ def _check_async(settings: Settings, method: Method) -> None:
         raise ValueError(f"rounds: got {settings.rounds}, accepted: more than system.concurrency / cohort_size, {what}")
 
 
+def _check_privacy(settings: Settings, method: Method) -> None:
+    """Raises ValueError where a round would tell more of its clients than the noisy mean of their clipped updates."""
+    others: dict[str, tuple[object, object]] = {
+        "server.aggregation": (settings.server.aggregation, "mean"),
+        "client.compression": (settings.client.compression, "none"),
+        "system.participation": (settings.system.participation, "uniform"),
+        "labeled_cohort": (settings.labeled_cohort, 0),
+        "method.aggregation": (getattr(settings.method, "aggregation", "") == "lsaa" and "lsaa", False),
+    }
+    for key, (got, accepted) in others.items():
+        if got != accepted:
+            raise ValueError(f"{key}: got {got} with privacy.clip={settings.privacy.clip:g}, accepted: {accepted or 'uniform'}")
+    if method.requires.next_cohort or method.requires.pool:
+        accepted = "a method that does not, with server.static_norm.data=labeled, model.norm=batch or without batch norm"
+        raise ValueError(
+            f"privacy.clip: got {settings.privacy.clip:g} where the server reads clients' data, accepted: {accepted}"
+        )
+
+
 def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_batch_norm: bool) -> None:
     """Raises ValueError where the labels are not where the method reads them, or settings that it reads do not go together."""
     requires, data, name = method.requires, settings.data, settings.method.name
@@ -49,6 +68,8 @@ def check_scenario(settings: Settings, method: Method, spec: DataSpec, *, has_ba
         raise ValueError(f"system.fault: got labels with data.labels_at=server, accepted: {accepted}")
     if system.participation == "async":
         _check_async(settings, method)
+    if settings.privacy.clip and requires.clients:
+        _check_privacy(settings, method)
     if (every := settings.diagnostics.clients_every) and not requires.clients:
         raise ValueError(f"diagnostics.clients_every: got {every} with method.name={name}, which has no clients, accepted: 0")
     when = settings.server.training.when

@@ -14,7 +14,7 @@ from fedjax_ssl import models, moved
 from fedjax_ssl.data.settings import Clients, DataSettings
 from fedjax_ssl.experiment.evaluation import SCORES
 from fedjax_ssl.experiment.layers import factors_of
-from fedjax_ssl.experiment.system_settings import SystemSettings
+from fedjax_ssl.experiment.system_settings import PrivacySettings, SystemSettings
 from fedjax_ssl.experiment.training_settings import (
     BATCH_NORM,
     CLIENTS,
@@ -232,6 +232,9 @@ class Settings(Model):
     system: Annotated[SystemSettings, ReadWhere(CLIENTS)] = Field(
         default=SystemSettings(),
         description="Clients that are slow, miss deadlines, cannot be reached, drop out or send wrong updates.",
+    )
+    privacy: Annotated[PrivacySettings, ReadWhere(CLIENTS)] = Field(
+        default=PrivacySettings(), description="User-level differential privacy of the global model."
     )
     execution: ExecutionSettings = Field(
         default=ExecutionSettings(),

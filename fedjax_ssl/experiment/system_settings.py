@@ -8,6 +8,21 @@ from pydantic import Field
 from fedjax_ssl.options import SET, Count, Fraction, Model, Rate, ReadWhere, Weight
 
 
+class PrivacySettings(Model):
+    """User-level differential privacy of the global model. By default there is none."""
+
+    clip: Weight = Field(
+        default=0.0,
+        description="Largest Euclidean norm S of a client's update; a longer one is shortened to it, and all clients of a "
+        "round count alike. 0 does not shorten them. Usual is about the median norm, which `diagnostics.clients_every` shows.",
+    )
+    noise: Annotated[Weight, ReadWhere(clip=SET)] = Field(
+        default=0.0,
+        description="Noise multiplier z: normal noise of the standard deviation z S / M is added to the mean update of the M "
+        "clients of a round. 0 adds none. Larger ones give more privacy, a smaller epsilon, and a less accurate model.",
+    )
+
+
 class SystemSettings(Model):
     """System heterogeneity: clients that are slow, late, away, drop out or are faulty. By default there is none."""
 

@@ -172,6 +172,16 @@ class ClientSettings(Model):
         description="What happens when a client returns NaN or infinity: `skip` leaves the client out of the round's average, "
         "and `stop` ends the run with the state before that round.",
     )
+    compression: Literal["none", "int8", "int4", "topk"] = Field(
+        default="none",
+        description="How a client compresses the parameters that it sends: to whole numbers of 8 or 4 bits, rounded up or down "
+        "at random without bias (`int8`, `int4`), or to the largest values alone (`topk`), where it adds what it did not send "
+        "to its next update (error feedback). `none` sends them as they are.",
+    )
+    compression_share: Annotated[float, Field(gt=0, le=1), ReadWhere(compression=("topk",))] = Field(
+        default=0.05,
+        description="Share of the parameters' values that `topk` sends. Each takes 8 bytes, its position included.",
+    )
 
 
 class ServerTrainingSettings(Model):

@@ -17,7 +17,12 @@ from tests import tiny
 from tests.methods.clients import Client, finite, flat, same
 
 AT_CLIENTS = [case for case in tiny.WITH_CLIENTS if case[1] == "clients"]
-WITH_LABELS = tiny.params(AT_CLIENTS, fast=[case for case in AT_CLIENTS if case[0] not in tiny.ALIKE])
+OFTEN = ("fixmatch", "fedlabel", "fedmatch")
+WITH_LABELS = tiny.params(
+    AT_CLIENTS,
+    fast=[case for case in AT_CLIENTS if case[0] in OFTEN],
+    ci=[case for case in AT_CLIENTS if case[0] not in (*OFTEN, *tiny.ALIKE)],
+)
 LABELS_ALONE = ("fedavg", "fedavg_pp", "fedprox")
 OWN = {
     **{method: {"network": "mlp"} for method in ("fedcon", "twinsight")},

@@ -188,7 +188,7 @@ def test_view_of_an_example_does_not_depend_on_the_batch(views):
         (lambda: augment.cutout(0.5, 0.2, 0), "got cutout sides from 0.5 to 0.2"),
         (lambda: augment.cutout_clipped(0.0, 0), "got cutout size 0.0, accepted: a positive share"),
         (lambda: many(augment.cutout(0.1, 0.2, (1, 2)), np.zeros((8, 8, 3)), 1), "got a fill of 2 values for an image of 3"),
-        (lambda: augment.contrast(1.2, 0.8), "got contrast factors from 1.2 to 0.8"),
+        (lambda: augment.contrast(1.2, 0.8), "got factors of an image from 1.2 to 0.8"),
         (lambda: augment.grayscale(1.2), "got a grayscale probability of 1.2"),
         (lambda: augment.grayscale(1.0)(jax.random.key(0), jnp.zeros((2, 2, 4))), "got an image of 4 channels"),
         (lambda: randaugment("fixmatch2"), "got RandAugment variant 'fixmatch2', accepted: fixmatch, randaugment_mc, usb"),

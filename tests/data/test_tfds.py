@@ -210,6 +210,7 @@ def test_tfds_labels_outside_the_declared_classes_are_an_error(tiny_dir, monkeyp
         assert expected in message_of(ValueError, sources.load, "tiny_rgb", data_dir=str(tiny_dir))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name", ["cifar10", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mnist", "fashion_mnist"))]
 )

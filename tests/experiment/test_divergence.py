@@ -33,6 +33,7 @@ def command(tmp_path):
     return lambda workdir, *words: launch(f"--config={tmp_path / 'small.py'}", f"--workdir={tmp_path / workdir}", *words)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("times", "sound"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.ci)])
 def test_a_client_that_is_not_finite_ends_the_run_which_then_goes_on_without_it(command, tmp_path, times, sound):
     given = f"--config.method.scale={times}", "--config.seed=4"

@@ -48,7 +48,7 @@ def trained(tmp_path_factory):
     return folder, made, engine.copied(state)
 
 
-@pytest.mark.parametrize("name", ["model.npz", "model.safetensors"])
+@pytest.mark.parametrize("name", [pytest.param("model.npz", marks=pytest.mark.ci), "model.safetensors"])
 def test_a_run_starts_from_the_weights_that_save_model_wrote(trained, name):
     folder, _, state = trained
     started = experiment(model__init=str(folder / name), seed=5)

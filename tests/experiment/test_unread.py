@@ -100,6 +100,7 @@ def test_the_loss_of_fl2_reads_what_it_declares():
     assert {"method.rho", "method.perturbation", "method.confidence", "data.alpha"} <= build(tree).unread.keys()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "method", ["supervised", *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.WITHOUT_CLIENTS[1:])]
 )

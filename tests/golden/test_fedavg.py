@@ -61,8 +61,8 @@ def test_clients_weigh_by_their_data_where_they_hold_labels_and_alike_where_not(
     [
         ("fixmatch", 0.41, 5, 20),
         ("fixmatch", 0.42, 5, 58),
-        ("uda", 0.42, 5, 58),
-        ("fedmatch", 0.42, 5, 58),
+        pytest.param("uda", 0.42, 5, 58, marks=pytest.mark.ci),
+        pytest.param("fedmatch", 0.42, 5, 58, marks=pytest.mark.ci),
         ("uda", 1.0, 0, 14),
     ],
 )

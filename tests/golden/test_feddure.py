@@ -192,8 +192,8 @@ def got(client, options, optimizer, w, adam, stats):
     [
         ("sgd", {}, False),
         ("adam", {}, False),
-        ("sgd", {"detach_freg_input": True}, False),
-        ("sgd", {"regulators": "no_c"}, False),
+        pytest.param("sgd", {"detach_freg_input": True}, False, marks=pytest.mark.ci),
+        pytest.param("sgd", {"regulators": "no_c"}, False, marks=pytest.mark.ci),
         ("sgd", {"regulators": "no_f"}, False),
         ("sgd", {}, True),
     ],

@@ -197,7 +197,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+OFTEN = ("mt", "mt, labels at the server, kl", "mt, released", "pi, labels at the server", "d", "d, running statistics")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name, marks=() if name in OFTEN else pytest.mark.ci) for name, case in CASES.items()]
+)
 def test_a_client_update_is_what_the_equations_say(case):
     name, options, num_labeled, norm, persistent = case
     data, options = Data(), toy.options(options_class(METHODS[name]), **options)

@@ -194,6 +194,7 @@ def differences(data, other):
         yield apart / lc.norm({k: v - start[k] for k, v in reference.w.items()}), of_stats
 
 
+@pytest.mark.ci
 def test_two_rounds_are_those_of_float64_to_rounding():
     for apart in differences(Data(), engines(Data())):
         assert max(apart) < 1e-5

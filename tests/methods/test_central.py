@@ -37,6 +37,7 @@ class Server:
         return before, jax.eval_shape(self.update, before, self.data)[0]
 
 
+@pytest.mark.ci
 def test_freematch_without_unlabeled_data_trains_on_labels_and_keeps_its_status():
     server = Server("freematch_central")
     without_pool = server.data._replace(unlabeled=server.data.unlabeled._replace(count=jnp.int32(0)))

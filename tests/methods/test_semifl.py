@@ -34,6 +34,7 @@ def test_a_client_without_a_confident_image_is_left_out(client):
     assert same(output.client_state, client.kept)
 
 
+@pytest.mark.ci
 def test_a_client_of_one_image_mixes_it_with_itself(client):
     output = client(unlabeled=1, weights=client.biased(5.0))  # whose confidence is .94
     assert output.weight == 1

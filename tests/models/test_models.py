@@ -47,7 +47,7 @@ def test_convolutions_have_the_lowering_that_is_asked_for():
         ({"name": "linear", "width": 8}, "width: unknown key; accepted: none"),
         ({"name": "cnn", "conv": "auto"}, "conv: got 'auto', accepted: "),
         ({"name": "cnn", "dtype": "float16"}, r"dtype: got 'float16', accepted: .* \(did you mean '.*float"),
-        ({"name": "resnet", "depth": 20}, "depth: got 20, accepted: 18, 34, 50"),
+        ({"name": "resnet", "depth": 20}, "depth: got 20, accepted: 8, 18, 34, 50"),
         ({"name": "wide_resnet", "depth": 27}, "depth=27 for wide_resnet: accepted: 6 n "),
     ],
 )

@@ -287,7 +287,16 @@ def test_residual_block_is_the_numpy_block(bottleneck, stride, channels):
     np.testing.assert_allclose(out, expected, atol=2e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("name", sorted(set(NETWORKS) - {"resnet", "wide_resnet fixmatch"}))
+OFTEN = ("cnn", "linear", "mlp", "mnist_cnn released", "emnist_cnn", "cifar_cnn", "wide_resnet", "resnet9")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in OFTEN else pytest.mark.ci)
+        for name in sorted(set(NETWORKS) - {"resnet", "wide_resnet fixmatch"})
+    ],
+)
 def test_a_training_step_is_finite_ignores_padding_and_drops_by_its_key(name):
     images, labels = batch(name)
     step = functools.partial(training_step(network(name).apply, labels), *weights(name))

@@ -88,6 +88,7 @@ def test_a_run_that_lost_its_last_rounds_has_the_best_of_those_before_and_finds_
         assert_same(best(whole[0] / f"{seed}"), best(tmp_path / f"{seed}"))
 
 
+@pytest.mark.ci
 def test_what_a_folder_does_not_have_is_one_line(whole, config, tmp_path, own_methods):
     run = tmp_path / "run"
     shutil.copytree(whole[0] / "0", run)

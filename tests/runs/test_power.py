@@ -90,6 +90,7 @@ def test_after_a_kill_or_a_power_cut_at_any_moment_of_three_saves_the_newest_tha
     assert len(images.left) >= 150
 
 
+@pytest.mark.ci
 @kinds
 def test_after_an_io_error_at_any_write_of_a_save_the_one_before_is_there_and_the_next_succeeds(tmp_path, kind):
     begin, after = KINDS[kind]

@@ -246,6 +246,7 @@ def test_flags_are_noted_but_for_those_that_change_no_result(monkeypatch):
     assert provenance.machine()["optax"] == optax.__version__
 
 
+@pytest.mark.ci
 def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
     go(several(rounds=2), tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.json"}
