@@ -16,9 +16,11 @@ import jaxtyping
 import numpy as np
 import pytest
 
-# Every call in these packages is checked against its annotations, shapes and dtypes included; an int counts as a float, too.
+import tests.checks  # noqa: F401 - the hook finds it by its name
+
+# Calls in these packages are checked against their annotations, shapes and dtypes included.
 CHECKED = [f"fedjax_ssl.{name}" for name in ("data", "local", "method", "metrics", "models", "ssl")]
-jaxtyping.install_import_hook(CHECKED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+jaxtyping.install_import_hook(CHECKED, "tests.checks.check_calls")
 
 
 def pytest_configure(config) -> None:

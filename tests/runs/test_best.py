@@ -111,7 +111,7 @@ def test_a_run_that_has_seen_its_last_round_as_an_evaluation_is_not_made_longer(
     assert "keep_best=val_loss, which has seen round 3, the last one" in longer
 
 
-def test_a_run_that_keeps_no_best_state_has_no_folder_for_it(finished):
+def test_a_run_that_keeps_no_best_state_has_no_folder_for_it(finished, own_methods):
     assert not (finished / "best").exists()
     with pytest.raises(FileNotFoundError, match="no checkpoint of a best round, which keep_best keeps"):
         best(finished)
