@@ -20,7 +20,7 @@ from fedjax_ssl.metrics import ClientMetrics, Metrics
 VIEWS = ("labeled", "weak", "strong")
 """The views of images that a method may train on."""
 EVERYWHERE = ("server", "clients", "some_clients")
-"""Where labels may be; with `some_clients` these have nothing but labeled examples, and the others have none."""
+"""Where labels may be; with `some_clients`, some clients have labeled examples alone, and the others unlabeled ones alone."""
 
 
 class DataSpec(NamedTuple):

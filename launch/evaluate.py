@@ -6,7 +6,7 @@
 DIR is a run's folder, or one that holds several runs, such as a sweep. Of runs that differ in their seeds alone, mean and
 standard deviation are printed, too. By default the model is evaluated on the run's own test set. `--data` is an .npz file
 (x_test, y_test; test_images, test_labels; or images and, if known, labels), or a folder: of images without labels, or with one
-folder for each class, itself or in its `test/`. The runs are only read, unless `--save` writes what was found into their
+folder for each class, in it or in its `test/`. The runs are only read, unless `--save` writes what was found into their
 folders as `evaluation.json`, for `launch.report`.
 
 Exit status: 0 done; 2 wrong arguments, runs or data.

@@ -114,7 +114,7 @@ def mix(
 def of_kind(
     labeled: Examples, unlabeled: Examples, labels: Int[Array, " m"] | None = None, used: Bool[Array, " m"] | None = None
 ) -> Mixture:
-    """A client's labeled examples or, where it has none, its unlabeled ones, in the rows that they have in its own table.
+    """A client's labeled examples or, where it has none, its unlabeled ones, at their positions in `labeled` or `unlabeled`.
 
     `labels` are pseudo-labels (None: 0), and `used` says which of the unlabeled examples take part (None: all).
     """

@@ -42,12 +42,12 @@ def balanced_labels(labels: Labels, num_labels: int, num_classes: int, rng: Gene
 
 
 def random_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
-    """A labeled set at random, whatever the classes (FedCon), and the rest, with all labels of -1; both ascending."""
+    """A labeled set at random, whatever the classes (FedCon), and the rest, with every example of label -1; both ascending."""
     return _and_the_rest(rng.choice(_known(labels, num_labels), num_labels, replace=False), len(labels))
 
 
 def stratified_labels(labels: Labels, num_labels: int, rng: Generator) -> tuple[Positions, Positions]:
-    """About num_labels examples, the same share of each class, and the rest, with all labels of -1; both ascending."""
+    """About num_labels examples, the same share of each class, and the rest, with every example of label -1; both ascending."""
     share = num_labels / len(_known(labels, num_labels))
     chosen = share_of_classes(rng.permutation(len(labels)), labels, share)
     if not len(chosen):

@@ -88,8 +88,8 @@ class DataSettings(Model):
     ] = Field(
         default=0.0,
         description="Share of each client's examples that nobody trains on, and on which `diagnostics.client_eval_every` and "
-        "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among the client's examples of known "
-        "class: among all of them where labels are then drawn within each client, and otherwise among those without a label. "
+        "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among the client's examples whose "
+        "true class is known: all of these where each client's labeled ones are drawn afterwards, else the unlabeled ones. "
         "0 holds none out; 0.1 to 0.3 is usual.",
     )
     renumber_labels: bool = Field(
@@ -108,8 +108,8 @@ class DataSettings(Model):
     )
     labeled_clients: Annotated[Numbers, ReadWhere(labels_at=("some_clients",))] = Field(
         default=(0.4,),
-        description="Which clients have the labels where some have them: one number below 1 is a share of all clients, a "
-        "larger one is how many have labels, the first ones in both cases; several numbers are those of clients, from 0 on.",
+        description="Which clients have the labels where some have them. A single number is a share of all clients if it is "
+        "below 1, else a count; those with the lowest ids are meant. Several numbers are ids of clients, which begin at 0.",
     )
     num_labels: Annotated[Positive, ReadWhere(labels_at=("server", "clients"), labeled_fraction=UNSET)] = Field(
         default=40,

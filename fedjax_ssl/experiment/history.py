@@ -25,7 +25,8 @@ ACCURACY = "eval/accuracy"
 class History:
     """The metrics of one run, or of several runs that were computed together, and their last state.
 
-    Where `patience` ends one of several runs, the state goes on with the others. Only runs in folders keep their best states.
+    Where `patience` ends one of several runs, its state is still trained along with the others.
+    Only runs in folders keep their best states.
 
     `rows[t][r]` are the metrics of round t + 1 of run r. `history["eval/accuracy"]` has a metric's values: [T] of one run, or
     [T, R] of several, NaN in rounds without one.

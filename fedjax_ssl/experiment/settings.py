@@ -64,7 +64,7 @@ class ExecutionSettings(Model):
     chunk_size: Annotated[Count, ReadWhere(CLIENTS, strategy=("auto", "chunked", "sharded"))] = Field(
         default=0,
         description="Number of clients that a device computes at once, where they are computed in chunks. 0 takes as many as "
-        "fit into memory, but only one on a CPU, unless `strategy` is `chunked`.",
+        "fit into memory; on a CPU it does so only if `strategy` is `chunked`, and else takes one.",
     )
     conv: Literal["auto", "xla", "cpu", "gpu", "onednn"] = Field(
         default="auto",

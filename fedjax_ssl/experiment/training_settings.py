@@ -39,9 +39,9 @@ class OptimizerSettings(Model):
     warmup_rounds: Weight = Field(
         default=0.0,
         description="Number W of rounds in which the learning rate rises linearly, before the schedule begins: it is lr t/W in "
-        "round t, from t = 1 on. The schedule then has t - W in place of t and R - W in place of R. Where a method trains on "
-        "pooled data, the learning rate begins at lr/(W S) and rises by as much with each of a round's S steps. 0 is no "
-        "warm-up, and 5 to 20 is usual.",
+        "round t, from t = 1 on. The schedule then has t - W in place of t and R - W in place of the last round R. Where a "
+        "method trains on pooled data, the learning rate begins at lr/(W S) and rises by as much with each of a round's S "
+        "steps. 0 is no warm-up, and 5 to 20 is usual.",
     )
     schedule: Literal["constant", "cosine", "cosine_7_16", "step", "exponential"] = Field(
         default="cosine",

@@ -37,8 +37,8 @@ class CBAFedOptions(Options):
     )
     residual_epochs: Count = Field(
         default=5,
-        description="Number of epochs between two residual connections of a labeled client: each sets its weights to 0.8 times "
-        "those of the one before (at first, those after one epoch) plus 0.2 times the new ones. 0 leaves them out.",
+        description="Number of epochs between two residual connections of a labeled client. Each sets the weights to 0.8 times "
+        "those after the last connection (at first, after one epoch) plus 0.2 times the present ones. 0 leaves them out.",
     )
     residual_rounds: Count = Field(
         default=5,

@@ -23,7 +23,7 @@ ENTRY = 8  # bytes of one of the largest values: a float32 and its int32 positio
 
 
 class Compressed(NamedTuple):
-    """A client's state: the method's own, and what the client has not sent yet, like the parameters of an update."""
+    """A client's state: the method's own, and what the client has not sent yet, in the structure of an update's parameters."""
 
     own: PyTree
     unsent: PyTree

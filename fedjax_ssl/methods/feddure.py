@@ -63,7 +63,7 @@ class FedDureOptions(Options):
     )
 
     def for_clients(self, counts: np.ndarray, batch_size: int) -> Self:
-        """The options with the largest unlabeled batch size, at least 1, of clients with `counts` int32 [K, 2] examples."""
+        """The options with `largest_batch_size`, if 0, set to the largest B_u of clients with `counts` int32 [K, 2], or 1."""
         sizes = client_batch_size(counts[:, 0], counts[:, 1], batch_size)
         return self.model_copy(update={"largest_batch_size": self.largest_batch_size or max(int(np.max(sizes)), 1)})
 

@@ -112,7 +112,7 @@ class Upload(NamedTuple):
 
 
 def with_distances(output: ClientOutput, trained: Weights, both_sent: jax.Array) -> ClientOutput:
-    """A client's output with the distances of its layers. The server counts the bytes up, after it has chosen layers."""
+    """A client's output with the distances of its layers. The server counts `comm/bytes_up`, once it has chosen layers."""
     metrics = {name: metric for name, metric in output.metrics.items() if name != "comm/bytes_up"}
     of_model = metrics["comm/bytes_down"]
     assert isinstance(of_model, Sum)

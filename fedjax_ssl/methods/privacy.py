@@ -1,7 +1,7 @@
 """Differential privacy of clients, with any method whose server averages, without a change of its code (McMahan et al. 2018).
 
-Whose data a client holds stays hidden from whoever sees the models of all rounds, not from whoever sees the updates: the server
-is trusted. What a run logs of its clients, such as losses, is computed from their data without noise and is not private.
+A client's data stay hidden from whoever sees only the models of all rounds, not from whoever sees the updates: the server is
+trusted. What a run logs of its clients, such as losses, is computed from their data without noise and is not private.
 """
 
 import jax
@@ -24,7 +24,7 @@ def with_privacy(method: Method, clip: Number, noise: Number, cohort_size: int) 
 
     The norm is over all arrays of an update, z is `noise`, and M is `cohort_size`, also where fewer clients take part. All
     clients count alike, whatever weights the method gives them; one whose update is not finite does not count. ValueError for a
-    method whose server reads every update, and as it is traced for one that sends more than changes of parameters.
+    method whose server reads every update and, while tracing, for one whose clients send more than changes of parameters.
     """
     if not is_on(clip) or not method.requires.clients:
         return method

@@ -54,7 +54,7 @@ class TwinSightOptions(Options):
         default=0.5, description="Weight of the contrastive loss of the unsupervised network, which tells images apart."
     )
     neighborhood_weight: Weight = Field(
-        default=1.0, description="Weight of the loss that gives features of both networks the same cosines to one another."
+        default=1.0, description="Weight of the loss that makes cosines between examples' features alike in both networks."
     )
     neighborhood_divisor: Literal["pairs", "released"] = Field(
         default="pairs",

@@ -55,7 +55,7 @@ class ResNet(Network):
 
     Four stages of 64, 128, 256 and 512 channels (ResNet-8: three) at strides 1, 2, 2, 2, global average pool (4x4 at 28x28 and
     32x32), linear. Convolutions have no bias; 50 has bottleneck blocks. FedLabel's code keeps PyTorch's initialization; SAGE's,
-    whose network 8 is, has `kaiming`. Parameters: 1,227,594 (8, 10 classes), 11,173,962 (18, 10), 21,282,122 (34, 10),
+    which trains ResNet-8, has `kaiming`. Parameters: 1,227,594 (8, 10 classes), 11,173,962 (18, 10), 21,282,122 (34, 10),
     23,705,252 (50, 100).
     """
 

@@ -2,9 +2,9 @@
 
 Of all clients C train at any time, each from the model that it was given when it began. A round of the simulation is a step of
 the server, which averages the next M updates that arrive. In it M clients begin with the same model: the first one at once, in
-the place of the update that completed the last step, and one more with each of the first M - 1 of these updates. So C clients
+the place left by the last update of the step before, and one more whenever one of the next M - 1 updates arrives. So C clients
 stay at work. The first C / M rounds only let clients begin, at time 0, without a step of the server. After them C - 1
-clients have begun, as the first client of round 1 counts as absent.
+clients are at work: the first client of round 1 is left out, so that one place is free.
 
 An update that comes s steps after its client has begun is multiplied by (1 + s)^-a, and the step averages
 

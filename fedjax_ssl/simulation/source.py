@@ -232,7 +232,7 @@ class HostSource:
         return state, metrics, of_round
 
     def shapes(self, program: Program, inputs: RunInputs, key: jax.Array, pools: Any) -> RunState:
-        """Shapes and dtypes of the state. Its clients are NumPy arrays of any values, or on disk the states before round 1."""
+        """Shapes and dtypes of the state. `clients` are arrays of arbitrary values, or on disk the states before round 1."""
         server, clients = jax.eval_shape(self._init, key)
         if self._problem.on_disk:
             clients = self._unused = self._initial()
