@@ -86,7 +86,7 @@ AT_ONCE = [one for one in tiny.UNLIKE if one in tiny.FEW or one[0] in ("fedmatch
 
 
 @pytest.fixture(
-    scope="module", params=tiny.params(tiny.WITH_CLIENTS, fast=AT_ONCE, ci=[x for x in tiny.UNLIKE if x not in AT_ONCE])
+    scope="module", params=tiny.params(tiny.WITH_CLIENTS, fast=AT_ONCE, ci=[x for x in tiny.SOME if x not in AT_ONCE])
 )
 def client(request):
     return client_of(*request.param)

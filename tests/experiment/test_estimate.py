@@ -38,7 +38,7 @@ def test_passes_are_those_of_a_round(method, labels_at, network):
     assert row["comm/bytes_down"] <= down <= row["comm/bytes_down"] + 100  # with the round's number and learning rate
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_passes_are_those_of_a_round_where_pseudo_labels_decide():
     experiment = tiny.experiment("fl2", data__name="digits", data__num_labels=40, client__epochs=4, seed=3)
     found, _ = estimate.counted(experiment)

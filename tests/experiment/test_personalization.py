@@ -248,7 +248,7 @@ def test_what_cannot_be_is_one_line(linear):
         personalization._moved(method, state.server, state.server.weights.params["Dense_0"], images)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_evaluate_shows_and_stores_clients_own_models(tmp_path, fixmatch):
     folder = str(tmp_path / "run")
     succeeded(

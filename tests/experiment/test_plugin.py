@@ -77,7 +77,7 @@ def test_the_method_has_at_most_40_lines_and_the_network_10():
     assert sizes["SmallCNN"] <= 10
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_command_runs_in_the_folder_of_the_file(folder, own_methods):
     (command,) = blocks("bash")
     python, _, program, *arguments = shlex.split(command)

@@ -147,7 +147,7 @@ def test_cells_of_one_program_have_the_rows_of_separate_runs_and_a_report_has_th
         assert line["difference"] == (DASH if paper == DASH else f"{accuracy - 12.5:+.2f}")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_sweep_that_stops_early_shows_how_far_it_is_and_goes_on(tmp_path):
     words = ["--config=digits:supervised", "--config.model.name=linear", "--config.rounds=3", "--jobs=1"]
     words += ["--config.eval_every=1", f"--workdir={tmp_path / 'out'}"]

@@ -72,7 +72,7 @@ def test_the_target_tracks_statistics_of_its_own_but_where_it_is_the_online_netw
         np.testing.assert_allclose(got.stats["mean"], mean)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_client_that_runs_out_of_time_counts_the_steps_that_it_took():
     late = {"system__speed": 40.0, "system__deadline_s": 1.0, "system__late": "shortened"}
     experiment = tiny.experiment("fedsiam_mt", labels_at="clients", client__epochs=3, **late)

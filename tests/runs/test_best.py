@@ -39,7 +39,7 @@ def assert_same(first, second):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_each_run_ends_for_itself_with_its_summary_and_its_best_state(whole):
     folder, said = whole
     found = [summary(folder / f"{seed}") for seed in range(3)]
@@ -75,7 +75,7 @@ def test_a_run_that_was_stopped_has_the_same_best_state_log_and_end(whole, confi
     assert "all runs are done" in succeeded(config, *ARGUMENTS, "--config.seeds=3", f"--workdir={tmp_path}").stderr
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_that_lost_its_last_rounds_has_the_best_of_those_before_and_finds_the_others_again(whole, config, tmp_path):
     succeeded(config, *ARGUMENTS, "--config.seeds=3", f"--workdir={tmp_path}", "--stop_after=6")
     for seed in range(3):

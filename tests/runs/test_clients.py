@@ -91,7 +91,7 @@ def test_norm_cosine_and_weight_are_those_of_the_updates(aggregator, name):
     np.testing.assert_allclose(found["client/k"], np.where(bad, np.nan, ids + 0.5))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_norm_and_cosine_are_of_parameters_however_they_are_sent():
     """FedLabel's clients send both changes and a number of examples, or the sum of the changes."""
     found = []

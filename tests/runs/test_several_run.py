@@ -80,7 +80,7 @@ def assert_same_runs(experiment, expected, got):
         assert_same_checkpoint(single(experiment, run), expected / each.name, got / each.name)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_runs_whose_clients_devices_share_go_on_with_the_same_bits_also_when_others_have_finished(tmp_path):
     given = several(execution__devices=4)
     experiment = go(given, tmp_path / "whole")
