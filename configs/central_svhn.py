@@ -13,6 +13,6 @@ from .common import ConfigDict, central
 def get_config(argument: str | None = None) -> ConfigDict:
     config = central("svhn_cropped", argument, labels=40)
     config.data.mean, config.data.std = (0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)  # its code's
-    if "threshold_clip" in config.method:
-        config.method.threshold_clip = 0.95
+    if "largest_threshold" in config.method:
+        config.method.largest_threshold = 0.95
     return config

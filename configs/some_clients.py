@@ -28,7 +28,7 @@ def cbafed(argument: str | None, dataset: str, *, largest: float, warm_up: int, 
     config.client.unlabeled_rate = 2 / 3 if method != "rscfed" else 0.7
     if method == "cbafed":
         config.client.update(epochs=11, unlabeled_epochs=1)
-        config.method.largest = largest
+        config.method.largest_threshold = largest
     if method not in common.ON_ALL_LABELS:
         config.client.labeled_rounds = warm_up
     return common.sized(common.without_unread_views(config), argument)

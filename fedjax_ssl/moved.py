@@ -15,6 +15,7 @@ MOVED: dict[str, str] = {
     **{f"server.sbn_{key}": f"server.static_norm.{key}" for key in _NORM},
     "method.normalize": "method.divisor",
     "method.normalization": "method.divisor",
+    "method.threshold_clip": "method.largest_threshold",
 }
 """Old dotted key -> new one. Some keys of `server.optimizer` are still there and mean another optimizer now."""
 

@@ -5,11 +5,13 @@ import importlib
 import importlib.util
 import pathlib
 import re
+import shlex
 import tomllib
 
 import pytest
 
 from fedjax_ssl import methods
+from launch import evaluate, explain, prepare, preview, report, run, sweep
 
 ROOT = pathlib.Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"), *ROOT.glob(".github/*.md")])
@@ -45,3 +47,25 @@ def test_a_citation_names_the_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"version = {{{version}}}" in (ROOT / "README.md").read_text()
+
+
+def test_no_change_is_in_two_versions_of_the_changelog():
+    entries = re.findall(r"^- .*(?:\n  .*)*", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [entry for number, entry in enumerate(entries) if entry in entries[:number]] == []
+
+
+COMMANDS = (evaluate, explain, prepare, preview, report, run, sweep)
+PARSED = {command.__name__.rpartition(".")[2]: command for command in COMMANDS}
+
+
+WITH_COMMANDS = [path for path in DOCUMENTS if "python -m launch." in path.read_text()]
+
+
+@pytest.mark.parametrize("document", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_have_the_arguments_that_documents_give_them(document):
+    text = document.read_text().replace("\\\n", " ").replace("[", "").replace("]", "")
+    lines = re.findall(r"^(?:    )?python -m launch\.(\w+) ([^#\n|&]*)", text, re.MULTILINE)
+    for name, words in lines:
+        if name in PARSED and "..." not in words:
+            given = [word for word in shlex.split(words) if not word.startswith("--config.")]
+            PARSED[name]._parser().parse_args(given)

@@ -8,7 +8,22 @@ import pytest
 from tests.engine import run_python
 
 ROOT = pathlib.Path(__file__).parents[1]
-ORDER = ("data", "models", "ssl", "method", "local", "methods", "simulation", "experiment", "runs", "report", "launch")
+ORDER = (
+    *(
+        "data",
+        "models",
+        "ssl",
+        "method",
+        "local",
+        "methods",
+        "wrappers",
+        "simulation",
+        "experiment",
+        "runs",
+        "report",
+        "launch",
+    ),
+)
 TOGETHER = {"data": 0, "models": 0, "ssl": 0}  # none of these imports another one's followers
 RANK = {name: TOGETHER.get(name, number) for number, name in enumerate(ORDER)}
 FILES = [path for part in ORDER[:-1] for path in sorted((ROOT / "fedjax_ssl").glob(f"{part}/**/*.py"))]

@@ -87,7 +87,7 @@ def config(method: str, *, network: str = "mlp", labels_at: str = "", **override
 
 def confident(method: str, threshold: float = 0.12) -> dict[str, float]:
     """An override of a method's threshold, such that some pass from round 1 on, and clients train."""
-    own = {"cbafed": {"method__largest": threshold}}.get(method, {})
+    own = {"cbafed": {"method__largest_threshold": threshold}}.get(method, {})
     return {"method__confidence": threshold} if "confidence" in config(method)["method"] else own
 
 

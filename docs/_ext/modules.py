@@ -6,7 +6,9 @@ import pkgutil
 import readmes
 from sphinx.application import Sphinx
 
-PACKAGES = ("method", "metrics", "options", "ssl", "local", "methods", "models", "data", "data.sources", "simulation")
+PACKAGES = (
+    *("method", "metrics", "options", "ssl", "local", "methods", "wrappers", "models", "data", "data.sources", "simulation"),
+)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -22,9 +22,9 @@ from fedjax_ssl.local.optimizers import adaptive, clipping, fed_opt, is_on, lars
 from fedjax_ssl.local.schedules import schedule
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.training import Training
-from fedjax_ssl.methods.robust import Faults
 from fedjax_ssl.options import one_line
 from fedjax_ssl.simulation.system import System
+from fedjax_ssl.wrappers.robust import Faults
 
 
 @contextlib.contextmanager

@@ -30,10 +30,10 @@ from fedjax_ssl.experiment.unread import facts, unread_by
 from fedjax_ssl.experiment.warnings import log_warnings
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import VIEWS, DataSpec, Method
-from fedjax_ssl.methods import compression, kinds, privacy, robust
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.round import RunState
 from fedjax_ssl.simulation.source import Problem
+from fedjax_ssl.wrappers import compression, kinds, privacy, robust
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from fedjax_ssl.experiment.expansion import flattened
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import ignored
-from fedjax_ssl.methods.robust import number_assumed, number_faulty
 from fedjax_ssl.models.convolution import multiplies_bfloat16
+from fedjax_ssl.wrappers.robust import number_assumed, number_faulty
 
 FASTER_IN_BFLOAT16 = ("wide_resnet", "resnet9")
 """Networks whose steps were measured in both dtypes on a CPU with matrix units."""

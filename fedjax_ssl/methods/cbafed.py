@@ -27,7 +27,7 @@ from fedjax_ssl.ssl import balanced, pseudo_labels
 class CBAFedOptions(Options):
     """CBAFed's own settings."""
 
-    largest: Annotated[float, Field(gt=0, le=1)] = Field(
+    largest_threshold: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.95, description="Upper limit of the classes' thresholds (0.9 for SVHN)."
     )
     second_choice: bool = Field(
@@ -77,7 +77,7 @@ def cbafed(*, task: Task, client: Training, server: Server, options: CBAFedOptio
     """
 
     def thresholds(state: ServerState, _: PyTree) -> balanced.Thresholds:
-        return balanced.class_balanced(state.extra.counts.labeled + state.extra.counts.pseudo, options.largest)
+        return balanced.class_balanced(state.extra.counts.labeled + state.extra.counts.pseudo, options.largest_threshold)
 
     setup = Setup(task, client, server, options)
     method = local.averaging_method(

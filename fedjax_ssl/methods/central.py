@@ -47,7 +47,7 @@ class FreeMatchCentralOptions(CentralOptions):
     threshold_decay: Decay = Field(
         default=0.999, description="Decay per step of the moving averages that the thresholds are made of (lambda)."
     )
-    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
+    largest_threshold: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="Upper limit of the global threshold tau (.95 for SVHN)."
     )
 
@@ -138,7 +138,7 @@ def fixmatch_loss(options: FixMatchCentralOptions, outputs: Outputs, status: PyT
 
 def freematch_loss(options: FreeMatchCentralOptions, outputs: Outputs, status: freematch.Status) -> Unlabeled:
     """FreeMatch's loss of unlabeled examples, by the thresholds of the status that already includes the batch."""
-    decay, largest = options.threshold_decay, options.threshold_clip
+    decay, largest = options.threshold_decay, options.largest_threshold
     status = freematch.update(status, outputs.probs, outputs.mask, decay=decay, largest=largest)
     label, confidence = pseudo_labels.harden(outputs.probs)
     accepted = outputs.mask & (confidence >= freematch.class_thresholds(status)[label])

@@ -36,7 +36,7 @@ class FreeMatchOptions(LabeledRepeats):
         description="Decay lambda per step of the moving averages that the thresholds are made of. They begin at 1 / C, so "
         "that with few steps a smaller decay, such as 0.9, is needed to reach the model's confidence.",
     )
-    threshold_clip: Annotated[float, Field(gt=0, le=1)] = Field(
+    largest_threshold: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="Upper limit of the global threshold tau (0.95 for SVHN)."
     )
     fairness_weight: Weight = Field(default=0.001, description="Weight w_f of the fairness loss over classes. 0 leaves it out.")
@@ -78,7 +78,7 @@ def client_update(
     task, client, _, options = setup
 
     def unlabeled(weak: jax.Array, strong: jax.Array, batch: Batch, status: ssl.Status) -> UnlabeledLoss:
-        probs, decay, largest = jax.nn.softmax(weak), options.threshold_decay, options.threshold_clip
+        probs, decay, largest = jax.nn.softmax(weak), options.threshold_decay, options.largest_threshold
         status = ssl.update(status, probs, batch.mask, decay=decay, largest=largest)
         label, confidence = pseudo_labels.harden(probs)
         accepted = batch.mask & (confidence >= ssl.class_thresholds(status)[label])

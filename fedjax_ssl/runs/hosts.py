@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 import jax
 import tqdm
-from jax._src.distributed import global_state  # JAX has no public name for it; Orbax takes it from here, too
 
 from fedjax_ssl.files import failing
 from fedjax_ssl.runs.signals import BEFORE, Stop
@@ -35,6 +34,16 @@ was started with; and in what they differ, empty where they are alike."""
 NO_DEVICES = "Unable to initialize backend"  # JAX's words
 GOES_ON = "the same command goes on from the newest checkpoint"
 Result = TypeVar("Result")
+
+
+def _job() -> Any:
+    """The job's place and client, which JAX keeps under a private name, as Orbax takes them, too.
+
+    Without them a process could not tell that another has died, which tests/README.md promises. Read only with --distributed.
+    """
+    from jax._src.distributed import global_state
+
+    return global_state
 
 
 def connected(place: Mapping[str, Any] | None) -> Any:
@@ -61,9 +70,9 @@ def connected(place: Mapping[str, Any] | None) -> Any:
     finally:
         for timer in patience:
             timer.cancel()
-    if global_state.process_id > 0:
+    if _job().process_id > 0:
         logging.disable(logging.WARNING)  # process 0 says it
-    return global_state.client
+    return _job().client
 
 
 def run(work: Callable[[], int], client: Any, stop: Stop, started: Mapping[str, Any]) -> int:
@@ -76,7 +85,7 @@ def run(work: Callable[[], int], client: Any, stop: Stop, started: Mapping[str, 
     try:
         if differing := _differing_start(client, started):
             status = 2
-            if global_state.process_id == 0:
+            if _job().process_id == 0:
                 _say(f"error: {differing}")
         else:
             meet()
@@ -94,7 +103,7 @@ def run(work: Callable[[], int], client: Any, stop: Stop, started: Mapping[str, 
         client.wait_at_barrier(ENDED, AT_ONCE if status else DAY)
     except jax.errors.JaxRuntimeError:  # the others go on, and would wait for this process
         _end_all(client, status)
-    if global_state.process_id == 0:
+    if _job().process_id == 0:
         client.key_value_set(ENDED, json.dumps(["", status]))
     watch.join()
     _, status = json.loads(client.blocking_key_value_get(ENDED, AT_ONCE))
@@ -140,10 +149,10 @@ def _differing(values: Sequence[Mapping[str, Any]]) -> str:
 
 def _differing_start(client: Any, started: Mapping[str, Any]) -> str:
     """In what processes were started differently, as `_differing` says it; asks the service alone, and no device."""
-    number, wait = global_state.process_id, DAY  # `_watch` ends the wait for a process that has died
+    number, wait = _job().process_id, DAY  # `_watch` ends the wait for a process that has died
     client.key_value_set(f"{STARTED}{number}", json.dumps(started))
     if number == 0:
-        keys = [f"{STARTED}{other}" for other in range(global_state.num_processes)]
+        keys = [f"{STARTED}{other}" for other in range(_job().num_processes)]
         client.key_value_set(DIFFERING, _differing([json.loads(client.blocking_key_value_get(key, wait)) for key in keys]))
     return str(client.blocking_key_value_get(DIFFERING, wait))
 
@@ -154,7 +163,7 @@ def _wait_for_signs(client: Any) -> None:
     Whatever the exchange with a process that has died raises, `_watch` finds it meanwhile, says its name, and ends this one.
     """
     deadline = time.monotonic() + DEAD_AFTER + 4 * BEAT
-    others = [f"{ALIVE}{number}" for number in range(global_state.num_processes) if number != global_state.process_id]
+    others = [f"{ALIVE}{number}" for number in range(_job().num_processes) if number != _job().process_id]
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # process 0 has died
         before = dict(client.key_value_dir_get(ALIVE))
         while time.monotonic() < deadline:
@@ -173,7 +182,7 @@ def _watch(client: Any, stop: Stop) -> None:
     seen: dict[str, tuple[str, int]] = {}
     was_signaled = False
     # What process 0 knows of a process until its first sign of life.
-    silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(global_state.num_processes)}
+    silent = {f"{ALIVE}{number}": f"process {number} none" for number in range(_job().num_processes)}
     for beat in itertools.count():
         if stop.signal is None or stop.has_begun:
             was_signaled = False
@@ -182,19 +191,19 @@ def _watch(client: Any, stop: Stop) -> None:
         else:
             was_signaled = True
         try:
-            client.key_value_set(f"{ALIVE}{global_state.process_id}", f"{name()} {beat}", allow_overwrite=True)
+            client.key_value_set(f"{ALIVE}{_job().process_id}", f"{name()} {beat}", allow_overwrite=True)
             whose, status = json.loads(client.blocking_key_value_get(ENDED, int(1000 * BEAT)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 _say(f"process 0 has died; {GOES_ON}")
                 os._exit(1)
-            if global_state.process_id == 0 and (dead := _dead(silent | dict(client.key_value_dir_get(ALIVE)), seen)):
+            if _job().process_id == 0 and (dead := _dead(silent | dict(client.key_value_dir_get(ALIVE)), seen)):
                 _say(f"{dead} has died, without a sign of life for {DEAD_AFTER:.0f} s; {GOES_ON}")
                 _end_all(client, 1)
         else:
             if whose in ("", name()):
                 return
-            if global_state.process_id == 0:
+            if _job().process_id == 0:
                 _say(f"{whose} has ended with status {status}; {GOES_ON}")
             _leave(status)
 
@@ -214,7 +223,7 @@ def _dead(signs: dict[str, str], seen: dict[str, tuple[str, int]]) -> str:
 
 def _end_at(number: int, client: Any) -> None:
     """Ends this process and the others at a signal before the rounds, when there is nothing to save."""
-    if global_state.process_id == 0:  # which also says who has ended
+    if _job().process_id == 0:  # which also says who has ended
         _say(BEFORE)
     _end_all(client, 128 + number)
 
@@ -228,7 +237,7 @@ def _end_all(client: Any, status: int) -> None:
 
 def _leave(status: int) -> None:
     """Ends this process. Process 0, without which JAX ends the others by a signal, first serves them the word."""
-    if global_state.process_id == 0:
+    if _job().process_id == 0:
         time.sleep(1)
     sys.stdout.flush()
     os._exit(status)
@@ -242,7 +251,7 @@ def _give_up() -> None:
 
 def name() -> str:
     """The number and the host of this process."""
-    return f"process {global_state.process_id} on {socket.gethostname()}"
+    return f"process {_job().process_id} on {socket.gethostname()}"
 
 
 def _say(text: str) -> None:

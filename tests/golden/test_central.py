@@ -68,7 +68,7 @@ class Central:
                 stale = confidence >= (status[1] / status[1].max() * status[0])[label]
                 batch = (confidence.mean(), q.mean(0), np.bincount(label, minlength=CLASSES) / len(q))
                 status = [LAMBDA * old + (1 - LAMBDA) * new for old, new in zip(status, batch, strict=True)]
-                status[0] = min(status[0], options.threshold_clip)
+                status[0] = min(status[0], options.largest_threshold)
                 threshold = (status[1] / status[1].max() * status[0])[label]
                 order_shows |= bool(np.any(stale != (confidence >= threshold)))
             accepted = confidence >= threshold
@@ -143,7 +143,7 @@ FREEMATCH = {"fairness_weight": 0.4, "threshold_decay": LAMBDA}
 CASES = {
     "fixmatch": ("fixmatch_central", {"confidence": 0.55}),
     "freematch": ("freematch_central", FREEMATCH),
-    "freematch, cut off": ("freematch_central", FREEMATCH | {"threshold_clip": 0.61}),
+    "freematch, cut off": ("freematch_central", FREEMATCH | {"largest_threshold": 0.61}),
 }
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from fedjax_ssl.local import Weights
 from fedjax_ssl.method import ClientOutput, Method
-from fedjax_ssl.methods import compression
 from fedjax_ssl.metrics import Sum
+from fedjax_ssl.wrappers import compression
 from tests import engine, tiny
 
 

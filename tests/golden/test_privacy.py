@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl.experiment.epsilon import epsilon, privacy_line
 from fedjax_ssl.local import Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Method
-from fedjax_ssl.methods.privacy import with_privacy
+from fedjax_ssl.wrappers.privacy import with_privacy
 from tests import engine, tiny
 
 CLIP, NOISE, COHORT = 2.0, 1.5, 8

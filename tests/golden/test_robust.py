@@ -8,7 +8,7 @@ import pytest
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Weights
 from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort
-from fedjax_ssl.methods.robust import AGGREGATIONS, Faults, with_aggregation, with_faulty_clients
+from fedjax_ssl.wrappers.robust import AGGREGATIONS, Faults, with_aggregation, with_faulty_clients
 from tests import engine, tiny, toy
 
 WEIGHTS = np.float32([3, 0, 1, 2, 0, 5, 1])

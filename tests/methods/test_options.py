@@ -26,7 +26,7 @@ RANGES = {
     "a number in [0, 1]": "semifl.confidence=1.5 uda.confidence=nan fedmatch.confidence=1.5 fedcon.target_decay=1.5 "
     "fedcon.teacher_rate=-0.1 fedsiam_d.saved=1.5",
     "a number in [0, 1)": "fixmatch_central.ema_decay=1.0 freematch_central.threshold_decay=1.0",
-    "a number in (0, 1]": "freematch_central.threshold_clip=0.0",
+    "a number in (0, 1]": "freematch_central.largest_threshold=0.0",
     "a number in (0, 1)": "fedsiam_mt.alpha_max=1.0",
     "true or false": "fixmatch.strict=yes",
     "cat, fixed": "fl2.threshold=adaptive",

@@ -10,9 +10,9 @@ from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local import Broadcast
 from fedjax_ssl.method import ClientData, ClientOutput, DataSpec, Method
 from fedjax_ssl.methods import METHODS
-from fedjax_ssl.methods.kinds import Kinds, with_kinds
 from fedjax_ssl.metrics import Sum
 from fedjax_ssl.simulation.cohort import draw, sample
+from fedjax_ssl.wrappers.kinds import Kinds, with_kinds
 from tests import engine, tiny, toy
 
 THERE = (
