@@ -1,5 +1,6 @@
 """What JAX is told before a command computes: how many devices there are, and where compiled programs are kept."""
 
+import argparse
 import contextlib
 import logging
 import os
@@ -87,3 +88,21 @@ def find_devices() -> None:
         found = f" ({first})" if (first := str(error).partition("\n")[0]) else ""
         asked = jax.config.jax_platforms or "any"
         raise ValueError(f"JAX_PLATFORMS: got {asked}, of which JAX finds no device{found}, accepted: cpu, or unset") from None
+
+
+def place(options: argparse.Namespace) -> dict[str, Any] | None:
+    """What the arguments say of this process's place among several; None: nothing. ValueError where they do not go together."""
+    given = {f"--{name}": getattr(options, name) for name in ("coordinator", "num_processes", "process_id")}
+    address, count, number = given.values()
+    for name, value in given.items():
+        if value is not None and not options.distributed:
+            raise ValueError(f"{name}: got {value} without --distributed, accepted: with it")
+        if value is None and any(other is not None for other in given.values()):
+            raise ValueError(f"{name}: missing, accepted: all of {', '.join(given)}, or none of them")
+    if address is None or count is None or number is None:
+        return None
+    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
+        raise ValueError(f"--coordinator: got {address}, accepted: HOST:PORT of process 0")
+    if number >= count:
+        raise ValueError(f"--process_id: got {number} with --num_processes={count}, accepted: 0 to {count - 1}")
+    return {"coordinator_address": address, "num_processes": count, "process_id": number}

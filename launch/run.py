@@ -11,7 +11,6 @@ A second Ctrl-C ends at once, with what the newest checkpoint has.
 import argparse
 import contextlib
 import pathlib
-import re
 import sys
 from logging.handlers import MemoryHandler
 from typing import Any
@@ -26,7 +25,7 @@ def main(argv: list[str]) -> int:
     waiting = command.logging_that_waits()
     try:
         config, options = arguments.parse(_parser(), argv[1:], computes=True)
-        place = _place(options)
+        place = devices.place(options)
     except ValueError as error:
         return command.refuse(error)
     # The package is imported after the flags: `--help` and a mistyped flag answer at once.
@@ -61,24 +60,6 @@ def _parser() -> arguments.Parser:
     address = "address of process 0; needed unless a launcher that JAX knows, such as Slurm, provides it"
     parser.add_argument("--coordinator", metavar="HOST:PORT", help=address)
     return parser
-
-
-def _place(options: argparse.Namespace) -> dict[str, Any] | None:
-    """What the arguments say of this process's place among several; None: nothing. ValueError where they do not go together."""
-    given = {f"--{name}": getattr(options, name) for name in ("coordinator", "num_processes", "process_id")}
-    address, count, number = given.values()
-    for name, value in given.items():
-        if value is not None and not options.distributed:
-            raise ValueError(f"{name}: got {value} without --distributed, accepted: with it")
-        if value is None and any(other is not None for other in given.values()):
-            raise ValueError(f"{name}: missing, accepted: all of {', '.join(given)}, or none of them")
-    if address is None or count is None or number is None:
-        return None
-    if not re.fullmatch(r"([^:/\s]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
-        raise ValueError(f"--coordinator: got {address}, accepted: HOST:PORT of process 0")
-    if number >= count:
-        raise ValueError(f"--process_id: got {number} with --num_processes={count}, accepted: 0 to {count - 1}")
-    return {"coordinator_address": address, "num_processes": count, "process_id": number}
 
 
 def _run(config: config_file.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:

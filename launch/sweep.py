@@ -18,16 +18,16 @@ import pathlib
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from fedjax_ssl.experiment.settings import MOST_RUNS, Settings
 from fedjax_ssl.options import as_text
 from fedjax_ssl.report import statistics, tables
-from fedjax_ssl.report.cells import chosen_by_validation, grid, results_of
+from fedjax_ssl.report.cells import chosen_by_validation, last_accuracies, results_of
 from fedjax_ssl.runs import sweep
 from fedjax_ssl.runs.folder import check_place
 from fedjax_ssl.runs.lock import owned
-from fedjax_ssl.runs.sweep_queue import Done, Queue
+from fedjax_ssl.runs.sweep_queue import Queue, unread
 
 from . import arguments, command, config_file, prepare
 
@@ -47,13 +47,13 @@ def main(argv: list[str]) -> int:
         except KeyboardInterrupt:
             print("stopped; the same command goes on", file=sys.stderr)
             return 128 + signal.SIGINT
-    print(_accuracies(done, queue.seeds), end="")
+    print(tables.text(last_accuracies(done, queue.seeds)), end="")
     results = [{"case": one.cell._asdict(), **one.cell._asdict(), "runs": results_of(one.runs)} for one in done]
     if (best := chosen_by_validation("", results)) is not None:
         print(tables.text(best), end="")
     ended = [(f"{one.cell.label}, seed {run.config['seed']}", run) for one in done for run in one.runs if not run.error]
     notes = [f"{name}: {note}" for name, run in ended if (note := statistics.instability(run.columns))]
-    for line in (*notes, *_unread(done), *changed):
+    for line in (*notes, *unread(done), *changed):
         print(f"note: {line}", file=sys.stderr)
     failed = [one for one in done if one.error and not one.is_stopped]
     for one in failed:
@@ -80,7 +80,7 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
             raise ValueError(f"config.{key}: got it for all runs, and rows or columns set it, too, accepted: one of both")
     cells = [cell._replace(settings=settings_of(cell, extra)) for cell in table.cells()]
     if not options.file:  # a file may give one experiment several names
-        _check_apart(cells)
+        sweep.check_apart(cells)
     for axis, there in (("rows", table.rows), ("columns", table.columns)):
         if unknown := [name for name in getattr(options, axis) or [] if name not in there]:
             meant = command.hint(unknown[0], there)
@@ -104,22 +104,6 @@ def _accepted(argv: list[str], until_the_end: contextlib.ExitStack) -> Queue:
     return queue
 
 
-def _check_apart(cells: Sequence[sweep.Cell]) -> None:
-    """Raises ValueError where two cells of one command are the same experiment, as with --set client.epochs=1,1.0."""
-    first: dict[str, sweep.Cell] = {}
-    for cell in cells:
-        same = first.setdefault(repr(cell.settings), cell)
-        if same is not cell:
-            raise ValueError(f"--set: got {same.column} and {cell.column}, which are the same, accepted: each value once")
-
-
-def _unread(done: Sequence[Done]) -> list[str]:
-    """A line for each key that a column sets and no run that has ended reads."""
-    keys = {key: None for one in done for key in one.cell.overrides}
-    runs = [run for one in done for run in one.runs if not run.error]
-    return [f"{key}: no run of this sweep reads it" for key in keys if runs and all(key not in run.config for run in runs)]
-
-
 def _typed(options: argparse.Namespace, extra: Mapping[str, str]) -> str:
     """The command without what this machine alone has: folders and jobs."""
     words = [options.file, *(f"--{key}={value}" for key in ("config", "methods") if (value := getattr(options, key)))]
@@ -138,14 +122,6 @@ def settings_of(cell: sweep.Cell, extra: Mapping[str, str]) -> Settings:
     if settings.is_several:
         raise ValueError("config.seeds, config.vary: got several runs, accepted: --seeds=N and --set KEY=VALUE,VALUE")
     return settings
-
-
-def _accuracies(done: Sequence[Done], seeds: int) -> str:
-    """The accuracies as text, rows by columns, the paper's beside them."""
-    entries = {(one.cell.row, one.cell.column): f"{one}" + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
-    of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
-    of_paper = ", in brackets the paper's" if any(one.cell.paper for one in done) else ""
-    return tables.text(grid("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", entries))
 
 
 def _parser() -> arguments.Parser:

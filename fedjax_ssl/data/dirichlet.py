@@ -94,6 +94,7 @@ def dirichlet_pairs(labels: Labels, indices: Indices, num_clients: int, rng: Gen
     shuffled = rng.permutation(positions)
     for part in shuffled[: share * num_clients].reshape(num_clients // 2, 2 * share):
         by_class, counts = shuffled_by_class(labels, part, rng)
+        counts = counts[counts > 0]
         draws = (_dirichlet_sizes(counts, rng.dirichlet(np.full(2, alpha), len(counts))) for _ in range(10_000))
         sizes = next((sizes for sizes in draws if sizes is not None and 2 * sizes.sum(0).min() >= share), None)
         if sizes is None:

@@ -15,6 +15,7 @@ from fedjax_ssl.report.groups import METHOD, SEED, Shown, slug
 from fedjax_ssl.report.tables import DASH, Cell, Spread, Table, spread
 from fedjax_ssl.runs.reading import Run, errors, read_object
 from fedjax_ssl.runs.sweep import SWEEP, CellFile, SweepFile
+from fedjax_ssl.runs.sweep_queue import Done
 
 HEADER = (
     "row", "column", "accuracy, %", "the paper, %", "difference", "pseudo-labels right, %", "MB up", "MB down", "s a run",
@@ -176,6 +177,14 @@ def accuracies(results: Sequence[Result], *, interval: bool = False) -> dict[tup
         text = str(own._replace(is_interval=interval)) if isinstance(own, Spread) else "failed"
         found[one["case"]["row"], one["case"]["column"]] = text + f" [{paper}]" * (paper != DASH)
     return found
+
+
+def last_accuracies(done: Sequence[Done], seeds: int) -> Table:
+    """The accuracies of a sweep's cells, rows by columns, the paper's beside them."""
+    entries = {(one.cell.row, one.cell.column): f"{one}" + f" [{one.cell.paper}]" * bool(one.cell.paper) for one in done}
+    of_seeds = f", mean ± sd over {seeds} seeds" if seeds > 1 else ""
+    of_paper = ", in brackets the paper's" if any(one.cell.paper for one in done) else ""
+    return grid("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", entries)
 
 
 def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], note: str = "") -> Table:

@@ -190,6 +190,15 @@ def from_words(config: str, methods: str, sets: Sequence[str]) -> Table:
     return parse(Table, {"config": METHOD.sub("{row}", config), "rows": rows, "columns": columns, **own})
 
 
+def check_apart(cells: Sequence[Cell]) -> None:
+    """Raises ValueError where two cells of one command are the same experiment, as with --set client.epochs=1,1.0."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        same = first.setdefault(repr(cell.settings), cell)
+        if same is not cell:
+            raise ValueError(f"--set: got {same.column} and {cell.column}, which are the same, accepted: each value once")
+
+
 def short(key: str, keys: Sequence[str]) -> str:
     """A key's name in labels: its last part, or all of it where several of the keys end with that."""
     last = key.rpartition(".")[2]

@@ -279,6 +279,13 @@ class Queue:
                 os.sched_setaffinity(process.pid, cores[slot % len(cores) :: self._jobs] or cores)
 
 
+def unread(done: Sequence[Done]) -> list[str]:
+    """A line for each key that a column sets and no run that has ended reads."""
+    keys = {key: None for one in done for key in one.cell.overrides}
+    runs = [run for one in done for run in one.runs if not run.error]
+    return [f"{key}: no run of this sweep reads it" for key in keys if runs and all(key not in run.config for run in runs)]
+
+
 def _is_of(cell: Cell, seed: int, config: Mapping[str, Any]) -> bool:
     """Whether the config of a run, of dotted keys, is that of a cell with a seed."""
     asked = flattened(plain(cell.settings.model_copy(update={"seed": seed}).to_dict()))

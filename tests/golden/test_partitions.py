@@ -73,8 +73,9 @@ def dirichlet_pairs(labels, num_clients, rng, alpha=0.1):
         first = second = ()
         while min(len(first), len(second)) < share / 2:
             first, second, sure = [], [], True
-            draws = [rng.dirichlet([alpha] * 2).tolist() for _ in range(10)]
-            for c, (p, q) in enumerate(draws):
+            present = sorted({int(labels[i]) for i in part})
+            draws = [rng.dirichlet([alpha] * 2).tolist() for _ in present]
+            for c, (p, q) in zip(present, draws, strict=True):
                 own = [i for i in shuffled if labels[i] == c]
                 p, q = p * (len(first) < share), q * (len(second) < share)
                 sure = sure and p + q > 0

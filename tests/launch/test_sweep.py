@@ -16,7 +16,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.files import read_json, write_json
 from fedjax_ssl.report.tables import DASH
 from fedjax_ssl.runs.sweep import from_words
-from fedjax_ssl.runs.sweep_queue import Queue
+from fedjax_ssl.runs.sweep_queue import Queue, unread
 from launch import arguments, config_file, report, sweep
 from tests.commands import ROOT, launch, refused, rows, succeeded
 
@@ -250,5 +250,5 @@ def test_keys_that_no_run_of_a_sweep_reads_are_named():
     cells = from_words("digits:supervised", "", ["client.epochs=1,2", "rounds=3,4"]).cells()
     config = {"rounds": 3}  # of a run's config reports keep what the run reads
     done = [SimpleNamespace(cell=cell, runs=[SimpleNamespace(error="", config=config)]) for cell in cells]
-    assert sweep._unread(done) == ["client.epochs: no run of this sweep reads it"]
-    assert sweep._unread([SimpleNamespace(cell=cells[0], runs=[])]) == []
+    assert unread(done) == ["client.epochs: no run of this sweep reads it"]
+    assert unread([SimpleNamespace(cell=cells[0], runs=[])]) == []

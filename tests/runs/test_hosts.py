@@ -300,7 +300,7 @@ class Service:
 
 def test_after_an_error_a_process_waits_until_all_others_have_given_a_sign_of_life(monkeypatch):
     """One that has died gives none, and is found and named meanwhile, whatever the error is."""
-    monkeypatch.setattr(package.global_state, "num_processes", 3)
+    monkeypatch.setattr(package._job(), "num_processes", 3)
     monkeypatch.setattr(package, "BEAT", 0.01)
     monkeypatch.setattr(package, "DEAD_AFTER", 0.3)
     for signs in ([("a1", "b1", "c1"), ("a2", "b1", "c1"), ("a2", "b2", "c1"), ("a2", "b2", "c2"), ("never", "read", "")],):
