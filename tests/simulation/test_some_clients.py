@@ -138,7 +138,7 @@ def test_a_round_without_a_labeled_client_is_a_round():
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "method",
-    [name if name in ("fixmatch", "fedmatch", "rscfed") else pytest.param(name, marks=pytest.mark.slow) for name in THERE],
+    [name if name == "rscfed" else pytest.param(name, marks=pytest.mark.slow) for name in THERE],
 )
 def test_every_strategy_computes_the_same(method):
     experiment = tiny.experiment(method, **WHERE, **tiny.confident(method), labeled_cohort=1)
