@@ -1,4 +1,4 @@
-"""What JAX is told before a command computes: how many devices there are, and where compiled programs are kept."""
+"""What JAX is told before a command computes: devices, where compiled programs are kept, and the place in a job of several."""
 
 import argparse
 import contextlib

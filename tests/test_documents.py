@@ -65,7 +65,11 @@ WITH_COMMANDS = [path for path in DOCUMENTS if "python -m launch." in path.read_
 def test_commands_have_the_arguments_that_documents_give_them(document):
     text = document.read_text().replace("\\\n", " ").replace("[", "").replace("]", "")
     lines = re.findall(r"^(?:    )?python -m launch\.(\w+) ([^#\n|&]*)", text, re.MULTILINE)
+    refused = []
     for name, words in lines:
         if name in PARSED and "..." not in words:
-            given = [word for word in shlex.split(words) if not word.startswith("--config.")]
-            PARSED[name]._parser().parse_args(given)
+            try:
+                PARSED[name]._parser().parse_args([word for word in shlex.split(words) if not word.startswith("--config.")])
+            except (ValueError, SystemExit) as error:
+                refused.append((name, words, str(error)))
+    assert refused == []

@@ -104,11 +104,11 @@ def largest(tree: PyTree, share: float) -> tuple[PyTree, int]:
 def _bytes(up: Array, update: int, params: int, size: int) -> Array:
     """The bytes that a client sends, from those that the method counts and those of its whole update and of its parameters.
 
-    Of a method that sends a part of its parameters, that part shrinks as the whole does.
+    Where a method sends only a part of its parameters, that part takes the same share of its bytes as the whole would.
     """
     rest, part = update - params, up - (update - params)
-    shrunk = jnp.where(part == params, size, jnp.int32(part * (size / max(1, params))))
-    return jnp.where(up > 0, rest + shrunk, 0).astype(up.dtype)
+    compressed = jnp.where(part == params, size, jnp.int32(part * (size / max(1, params))))
+    return jnp.where(up > 0, rest + compressed, 0).astype(up.dtype)
 
 
 def _one_update(method: Method, server: PyTree, clients: PyTree, spec: DataSpec) -> PyTree:
