@@ -102,14 +102,19 @@ def _registries_put_back():
         registry.update(names)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _registries():
+    """A module's tests may register methods and networks; those of other modules do not have them."""
+    with _registries_put_back():
+        yield
+
+
 @pytest.fixture(scope="module")
-def own_methods():
-    """The method `average` is there, and what else a module's tests register; not for those of other modules."""
+def own_methods(_registries):
+    """The method `average` is there, until the module's tests have run."""
     from tests import average
 
-    with _registries_put_back():
-        average.register()
-        yield
+    average.register()
 
 
 def _file(tmp_path_factory, name: str, text: str) -> str:
