@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks import harness, round_time
 from benchmarks.harness import Result, Rows, Worker, WorkerError
 from benchmarks.programs import RUNS_LONG
+from fedjax_ssl.models.convolution import multiplies_bfloat16
 
 SCRIPTS = pathlib.Path(__file__).parent / "peers"
 PEERS = {"pfl": ["pfl==0.6.0"], "flower": ["flwr[simulation]==1.41.0"], "pytorch": []}  # and PyTorch
@@ -36,7 +37,7 @@ TOLERANCE = 1e-4
 """How far a peer's change of the model may be from ours, as ||a - b|| / ||b||. Our convolutions agree to 3e-5 in (FL)^2's;
 a hundredth more of ASAM's radius or of the consistency term, or any part left out, makes more than 1.5e-3."""
 TIMEOUT_S = 1200.0
-ALIKE = {"epochs": 1, "side": 32, "channels_last": False, "float64": False}
+ALIKE = {"epochs": 1, "side": 32, "channels_last": False, "float64": False, "dtype": "float32"}
 CNN = {"clients": 1000, "per_client": 50, "batch_size": 10, "learning_rate": 0.1, "dropout": True, "rounds": 5}
 FL2 = {"clients": 2, "per_client": 64, "batch_size": 32, "learning_rate": 0.03, "confidence": 0.28, "rho": 0.1, "rounds": 3}
 FL2 |= {"depth": 28, "width": 2, "eval_batch_size": 250}
@@ -49,7 +50,7 @@ CHECKED: dict[str, dict[str, Any]] = {
 }
 """What differs where a job is checked: few steps, in which rounding grows; the CNN's clients have one image each, many times,
 and the batches of (FL)^2 and of FedDure are all that a client has. FedDure takes one step, in which F-reg moves far. `float64`
-is how a peer computes."""
+is how a peer computes. Programs in bfloat16 are checked in float32."""
 COHORTS = {"cnn": {"cpu": [10, 50], "cuda": [10, 50]}, "fl2": {"cpu": [2], "cuda": [10]}, "feddure": {"cpu": [2], "cuda": [10]}}
 HEAD = ("job", "clients", "program", "s a round (quartiles)", "times ours (turns)", "images/s", "model differs")
 
@@ -70,8 +71,15 @@ class Rival(NamedTuple):
 
 
 def rivals_of(kind: str, processes: list[int]) -> list[Rival]:
-    """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes."""
-    ours = [Rival(OURS, OURS), Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", {"channels_last": True})]
+    """Everything that runs a kind of job, ours first; pfl and Flower with each number of processes.
+
+    (FL)^2 in bfloat16, too, where the processor has units for it; PyTorch by autocast.
+    """
+    last = {"channels_last": True}
+    ours = [Rival(OURS, OURS), Rival("PyTorch", "pytorch"), Rival("PyTorch, channels last", "pytorch", last)]
+    if kind == "fl2" and multiplies_bfloat16():
+        half = {"dtype": "bfloat16"}
+        ours += [Rival(f"{OURS}, bfloat16", OURS, half), Rival("PyTorch, channels last, bfloat16", "pytorch", last | half)]
     if kind != "cnn":
         return ours
     pfl = [Rival(f"pfl, {number} processes", "pfl", {"processes": number}) for number in processes]
@@ -110,7 +118,7 @@ def config_of(job: dict[str, Any]) -> dict[str, Any]:
     config.client.optimizer.learning_rate = job["learning_rate"]
     config.data.update(num_clients=job["clients"], **alike)
     config.update(cohort_size=job["cohort"], **RUNS_LONG)
-    config.execution.precision = job["precision"]
+    config.execution.update(precision=job["precision"], dtype="float32" if job["checked"] else job["dtype"])
     return config.to_dict()
 
 
@@ -215,7 +223,7 @@ def compared(kind: str, own: dict[str, Any], repeats: int, peers: pathlib.Path, 
     fixed = {"clients": clients, "cohort": clients, "checked": True, "warm_up": 0, "precision": "float32"}
     found: dict[str, Result] = {}
     for rival in rivals:
-        if rival.program != OURS and "error" in found[OURS]:
+        if rival.name != OURS and "error" in found[OURS]:
             found[rival.name] = {"error": f"not compared, as {OURS} failed"}
             continue
         report = run(rival, "checked", CHECKED[kind] | fixed)

@@ -31,7 +31,7 @@ class DataSpec(NamedTuple):
     num_clients: int  # K
     cohort_size: int  # M
     client_rows: int = 1  # n, the most unlabeled examples of a client, for methods that keep a value for each example
-    labeled_cohort: int = 0  # how many of a round's clients have labels; 0: as many as are drawn
+    labeled_cohort: int = 0  # how many of a round's clients have labels; 0: left to chance
 
 
 class Cohort(NamedTuple):

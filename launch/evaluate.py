@@ -5,9 +5,9 @@
 
 DIR is a run's folder, or one that holds several runs, such as a sweep. Of runs that differ in their seeds alone, mean and
 standard deviation are printed, too. By default the model is evaluated on the run's own test set. `--data` is an .npz file
-(x_test, y_test; test_images, test_labels; or images and, if known, labels), or a folder: of images without labels, or with one
-folder for each class, in it or in its `test/`. The runs are only read, unless `--save` writes what was found into their
-folders as `evaluation.json`, for `launch.report`.
+(x_test, y_test; test_images, test_labels; or images and, if known, labels), or a folder of images, without labels or with one
+folder for each class; of a folder that has a `test/`, only that is read. The runs are only read, unless `--save` writes what
+was found into their folders as `evaluation.json`, for `launch.report`.
 
 Exit status: 0 done; 2 wrong arguments, runs or data.
 """
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--path", default="", help="likewise for its data.path")
     own = "also evaluate on each client's own examples: those of data.client_test_fraction, or its training examples"
     parser.add_argument("--clients", action="store_true", help=own)
-    after = "the same after each client has trained the model for so many epochs, as its method's clients train"
+    after = "as --clients, also after each client has trained the model for so many epochs by the run's method"
     parser.add_argument("--personalize", type=int, default=0, metavar="EPOCHS", help=after)
     parser.add_argument("--save", action="store_true", help="write what is found into each run's folder, for launch.report")
     parser.add_argument("--out", help="a .csv or .npz file of predictions: id, prediction, confidence, label")

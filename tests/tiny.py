@@ -30,7 +30,7 @@ ONE_OF_EACH = [(method, LABELS_AT.get(method, ("server",))[0]) for method in MET
 UNLIKE = [case for case in ONE_OF_EACH if case[0] not in ALIKE]
 FEW = [case for case in ONE_OF_EACH if case[0] in ("fl2", "fedlabel", "fedavg", "cbafed", "supervised")]
 """One of each kind, where every method takes longer than a test may that runs each time."""
-SOME = [case for case in UNLIKE if case[0] in ("feddure", "fedsiam_d", "fedtrinet", "rscfed")]
+SOME = [case for case in UNLIKE if case[0] in ("feddure", "rscfed")]
 """More of them, each with something that no other has; with FEW the ones that `.ci/run` takes."""
 NETWORKS = {"mlp": {"hidden": 32}, "linear": {}, "cnn": {"width": 4}}  # the last has batch norm
 

@@ -26,9 +26,9 @@ class Job:
     def __init__(self, folder: str) -> None:
         self.folder = pathlib.Path(folder)
         vars(self).update(json.loads((self.folder / "job.json").read_text()))
-        self.dtype = torch.float64 if self.float64 else torch.float32
+        self.stored = torch.float64 if self.float64 else torch.float32  # `dtype` may be less within a network
         self.layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        torch.set_default_dtype(self.dtype)
+        torch.set_default_dtype(self.stored)
         torch.set_num_threads(max(1, self.threads // self.processes))
         torch.set_float32_matmul_precision("high" if self.precision == "tensorfloat32" else "highest")
         torch.backends.cudnn.allow_tf32 = self.precision == "tensorfloat32"
@@ -42,7 +42,7 @@ class Job:
 
             def normalized(images: np.ndarray) -> torch.Tensor:
                 x = torch.from_numpy(np.ascontiguousarray((np.float32(images) / 255 - mean).transpose(0, 3, 1, 2) / std))
-                return x.to(self.device, self.dtype).contiguous(memory_format=self.layout)
+                return x.to(self.device, self.stored).contiguous(memory_format=self.layout)
 
             pairs = zip(data["images"], data["labels"], strict=True)
             self.inputs = [(normalized(x), torch.from_numpy(np.int64(y)).to(self.device)) for x, y in pairs]

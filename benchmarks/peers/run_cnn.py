@@ -9,7 +9,7 @@ from torch.nn import functional
 if __name__ == "__main__":
     job = Job(sys.argv[1])
     network = EmnistCNN(job.dropout).to(job.device, memory_format=job.layout).train()
-    weights = {name: value.to(job.device, job.dtype) for name, value in job.weights.items()}
+    weights = {name: value.to(job.device, job.stored) for name, value in job.weights.items()}
     at = [job.now()]
     for number in range(job.warm_up + job.rounds):
         total = {name: torch.zeros_like(value) for name, value in weights.items()}

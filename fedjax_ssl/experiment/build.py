@@ -54,7 +54,7 @@ def build(
     Other arguments take the place of what the config says: `dataset` is data in memory, from `data.sources.from_arrays` or
     `from_features`; `method` is a method's factory, whose options have their defaults; `model` is a network, see
     `models.register_model`. `start` is an experiment and its state, as `load` returns them, whose network's weights
-    the run starts from. `layout` and the tables' `widths` are those of a run that has begun, as its `run.json` has them. If
+    the run starts from. `layout` and `widths` (of the index tables) are those in the `run.json` of a run that goes on. If
     `reads` is false, random images stand in for a dataset whose size is known, so that a run's costs can be counted.
     The data are read, and nothing is compiled. Raises ValueError or, for missing data, FileNotFoundError, with one line.
     """

@@ -43,8 +43,8 @@ def is_over(row: Row, settings: Settings) -> bool:
 class Experiment:
     """One run, or several runs that are computed together, ready to begin; `num_params` is the network's size.
 
-    `tiny_method` makes a run's method with a tiny network, to count steps and examples, and `trained` one whose clients train
-    by other settings. Both take the run's number: its value of the setting that `vary` names, or None.
+    `tiny_method` makes a run's method with a tiny network, to count steps and examples; `trained` makes the method with other
+    settings of its clients' training. Both take the run's number: its value of the setting that `vary` names, or None.
     """
 
     runs: tuple[Run, ...]
@@ -102,12 +102,12 @@ class Experiment:
     def rounds(self, state: RunState | None = None, last: Any = None) -> Iterator[tuple[RunState, Any]]:
         """Runs the remaining rounds one by one: yields (state, row of metrics), or (state, list of rows) for several runs.
 
-        They go on from `state`, with the totals of `last`, the row or rows of the round before. The state of several runs has a
-        leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that stays. Where one
-        dispatch runs several rounds, each comes with the state after the last. DivergedError ends a single run; of several runs
-        the others go on. With `patience`, a run ends early where its validation gets no better. StoppedError ends a run with
-        `client.on_nonfinite=stop`. In the rounds that `diagnostics.clients_every` records, a row has under `clients` what each
-        client did, in arrays [M].
+        They go on from `state`; what adds up over rounds goes on from `last`, the row or rows of the round before. The state of
+        several runs has a leading axis R. Each round consumes the state before it; `fedjax_ssl.copied(state)` makes a copy that
+        stays. With `execution.rounds_per_dispatch` > 1, all rounds of a dispatch come with the state after the last of them.
+        DivergedError ends a single run; of several runs the others go on. With `patience`, a run ends early where its
+        validation gets no better. StoppedError ends a run with `client.on_nonfinite=stop`. In the rounds that
+        `diagnostics.clients_every` records, a row has under `clients` what each client did, in arrays [M].
         """
         one = len(self.runs) == 1
         for new, rows in self.steps(state, [last] if one and last else last):

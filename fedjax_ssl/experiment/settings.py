@@ -64,7 +64,7 @@ class ExecutionSettings(Model):
     chunk_size: Annotated[Count, ReadWhere(CLIENTS, strategy=("auto", "chunked", "sharded"))] = Field(
         default=0,
         description="Number of clients that a device computes at once, where they are computed in chunks. 0 takes as many as "
-        "fit into memory; on a CPU it does so only if `strategy` is `chunked`, and else takes one.",
+        "fit into memory, but one on a CPU unless `strategy` is `chunked`.",
     )
     conv: Literal["auto", "xla", "cpu", "gpu", "onednn"] = Field(
         default="auto",
@@ -152,10 +152,10 @@ class ModelSettings(Options):
     )
     trainable: str = Field(
         default="",
-        description="Which parameters the run trains: those in whose path, such as `Block_3/Conv_0/kernel`, this regular "
-        "expression is found, such as `Dense` for the classifier or `Dense|BatchNorm`. The others stay as `model.init` has "
-        "them: they are in no gradient, message, optimizer or client's state. Empty trains all. To fix "
-        "parameters at the clients or the server alone, give them the factor 0 in that optimizer's `layers`.",
+        description="A regular expression, such as `Dense` for the classifier or `Dense|BatchNorm`: the run trains the "
+        "parameters in whose paths (`Block_3/Conv_0/kernel`) it is found. The others stay as `model.init` has them: they are "
+        "in no gradient, message, optimizer or client's state. Empty trains all. To fix parameters at the clients or "
+        "the server alone, give them the factor 0 in that optimizer's `layers`.",
     )
     norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
         default="static",

@@ -37,8 +37,8 @@ class SystemSettings(Model):
     concurrency: Annotated[Count, ReadWhere(participation=("async",))] = Field(
         default=0,
         description="Number of clients that train at any time in asynchronous rounds, a multiple of `cohort_size`. 0 means "
-        "twice `cohort_size`. A round is a step of the server; the first `concurrency` / `cohort_size` rounds only let clients "
-        "begin.",
+        "twice `cohort_size`. A round is a step of the server, except the first `concurrency` / `cohort_size` ones, which only "
+        "let clients begin.",
     )
     staleness: Annotated[Weight, ReadWhere(participation=("async",))] = Field(
         default=0.5,

@@ -267,7 +267,7 @@ class ServerSettings(Model):
     assumed_faulty: Annotated[float, Field(ge=0, lt=0.5), ReadWhere(aggregation=("trimmed_mean", "krum"))] = Field(
         default=0.2,
         description="Share of the updates of a round that the aggregation takes for wrong, rounded down to a number f. "
-        "`trimmed_mean` leaves out f values at each end, and `krum` compares each update with its n - f - 2 nearest ones of n.",
+        "`trimmed_mean` leaves out f values at each end, and of n updates `krum` compares each with its n - f - 2 nearest.",
     )
     training: Annotated[ServerTrainingSettings, ReadWhere(LABELS)] = Field(
         default=ServerTrainingSettings(), description="The server's supervised training on its own labeled examples."

@@ -28,7 +28,7 @@ def supervised_gradient(task: Task, examples: Examples | Mixture, *, view: View 
 def cross_entropy_gradients(
     task: Task, weights: Weights, views: Inputs, labels: Labels, used: Mask, mask: Mask, key: Key
 ) -> Gradients:
-    """`loss_gradients` of `labeled_loss`."""
+    """The gradient of the mean cross-entropy over the `used` examples; batch norm sees only those in `mask`."""
     return loss_gradients(task, weights, views, lambda logits: labeled_loss(logits, labels, used), mask, key)
 
 

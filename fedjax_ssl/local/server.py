@@ -126,7 +126,7 @@ def train_server(
 ) -> tuple[TrainState, Metrics]:
     """Trains on the server's labels: the new TrainState, and metrics; `start` itself where the server has no labels.
 
-    `objective` gives the gradient of a step, from the number of the training's steps. Metrics have the group `server/`.
+    `objective` makes the GradientFn of a step, given how many steps the training has. Metrics have the group `server/`.
     """
     if "server" not in task.labels_at:
         return start, {}

@@ -84,7 +84,7 @@ class Training(NamedTuple):
     epochs: int = 0  # passes over the examples
     steps: int = 0
     persistent: bool = True  # whether the optimizer state survives until the next training
-    unlabeled_epochs: int = 0  # epochs of a client without labels, where other clients have them all; 0: as many as `epochs`
+    unlabeled_epochs: int = 0  # epochs of a client without labels, if some clients have all labels; 0: as many as `epochs`
     prox_mu: float = 0.0  # weight of FedProx's term mu/2 ||w - w_start||^2 over parameters (Li et al. 2020, Eq. 2); 0: none
 
     def init(self, params: PyTree) -> PyTree:
@@ -175,7 +175,7 @@ def minimize(
     learning_rate: Number,
     key: Key,
 ) -> Trained:
-    """Gradient steps of one network by `train`; the given and the returned TrainState have the stored optimizer state."""
+    """Gradient steps of one network by `train`; the optimizer state in `state` and in the result is what `training` stores."""
     anchor = state.weights.params
 
     def step(state: TrainState, batch: PyTree, key: Key) -> tuple[TrainState, Metrics]:

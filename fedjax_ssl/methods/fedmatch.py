@@ -58,8 +58,13 @@ class FedMatchOptions(LabeledRepeats):
     lambda_a: Weight = Field(
         default=0.01, description="Weight of the cross-entropy with the labels on which client and helpers agree."
     )
-    lambda_l1: Weight = Field(default=1e-5, description="Weight of the L1 norm of psi, which makes psi sparse.")
-    lambda_l2: Weight = Field(default=10.0, description="Weight of ||sigma - psi||_2^2, which keeps psi close to sigma.")
+    lambda_l1: Weight = Field(
+        default=1e-5,
+        description="Weight of the L1 norm that makes psi sparse, the part of the parameters that unlabeled data train.",
+    )
+    lambda_l2: Weight = Field(
+        default=10.0, description="Weight of ||sigma - psi||_2^2, which keeps psi close to sigma, the part that labels train."
+    )
     l1_thres: Weight = Field(
         default=1e-5,
         description="Entries of psi whose size is at most this count as 0, in evaluation and in deciding which entries a "

@@ -53,7 +53,7 @@ class FedSiamPiOptions(LabeledRepeats):
         default="used",
         description="What the sum of the labeled loss over a batch is divided by: the number of labeled examples (`used`, as "
         "in the paper), or of all examples of the `batch`, as in the released code. With `batch`, two more rules of that code "
-        "hold: `mse` is averaged over classes, and counts of epochs begin at `client.epochs`, those of one round, not at 0.",
+        "hold: `mse` is averaged over classes, and clients count epochs from `client.epochs` on, as after a round, not from 0.",
     )
 
 

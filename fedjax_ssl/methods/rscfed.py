@@ -31,7 +31,7 @@ class RSCFedOptions(Options):
 
     groups: Positive = Field(default=3, description="Number of random groups of clients in a round.")
     group_size: Positive = Field(
-        default=5, description="Number of clients in a group; all clients of the round where it has no more than that."
+        default=5, description="Number of clients in a group, or all clients of the round where they are fewer."
     )
     distance_weight: Weight = Field(
         default=100.0,

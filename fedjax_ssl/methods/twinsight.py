@@ -77,7 +77,7 @@ def twinsight(*, task: Task, client: Training, server: Server, options: TwinSigh
     """Twin-sight: L = CE, or w_p L_pl at an unlabeled client, + w_i L_ins + w_n L_nbr, for both networks together.
 
     CE is that of labels on weak views, and L_pl is FreeMatch's loss, both of the supervised network f. L_ins is NT-Xent on the
-    projections of the unsupervised network g of both views, and L_nbr compares the features of f and of g on weak views
+    projections of both views by the unsupervised network g, and L_nbr compares the features of f and of g on weak views
     (`fedjax_ssl.ssl.instances`). Both networks are sent and averaged; g's batch-norm statistics, which nothing reads, are not.
 
     In `client.optimizer.layers` the paths of parameters begin with `supervised/`, `unsupervised/` or `projection/`. ValueError

@@ -55,8 +55,8 @@ class ResNet(Network):
 
     Four stages of 64, 128, 256 and 512 channels (ResNet-8: three) at strides 1, 2, 2, 2, global average pool (4x4 at 28x28 and
     32x32), linear. Convolutions have no bias; 50 has bottleneck blocks. FedLabel's code keeps PyTorch's initialization; SAGE's,
-    which trains ResNet-8, has `kaiming`. Parameters: 1,227,594 (8, 10 classes), 11,173,962 (18, 10), 21,282,122 (34, 10),
-    23,705,252 (50, 100).
+    which trains ResNet-8, has `kaiming`. Parameters with 10 classes: 1,227,594 (ResNet-8), 11,173,962 (-18)
+    and 21,282,122 (-34); with 100 classes: 23,705,252 (-50).
     """
 
     depth: Annotated[Literal[8, 18, 34, 50], Field(description="Number of layers; 50 has bottleneck blocks.")] = 18
@@ -68,7 +68,7 @@ class ResNet(Network):
         return frozenset({"Conv_0", "BatchNorm_0", *(f"ResidualBlock_{i}" for i in range(BLOCKS[self.depth][0]))})
 
     def features(self, images: Inputs, train: bool) -> Features:
-        """The 512 averages over each image (8: 256, 50: 2048)."""
+        """The 512 averages over each image (ResNet-8: 256, ResNet-50: 2048)."""
         check_images("resnet", images, least=1)
         init = INITIALIZATIONS[self.initialization]
         conv = functools.partial(self.conv, kernel_init=init.conv_kernel)

@@ -36,7 +36,7 @@ def load(
 
     Data that have moved since are found by `data_dir` or `path`, which take the place of the config's; data that were in memory
     are given as `dataset`. A method or a network that is not the package's has to be registered before. Where this machine
-    cannot have the run's layout (other devices), it gets another one, and goes on with other rounding. If the files that
+    lacks the devices of the run's layout, the experiment has another one, and its results differ by rounding. If the files that
     describe uneven clients are missing or differ from the run's, the experiment refuses to run rounds; all else works.
 
     Raises ValueError or FileNotFoundError, with one line, where there is no run, the folder holds several runs, a file of it

@@ -26,8 +26,8 @@ def coefficients(
         a_k = n_k / sum n,  d_k = sum over tensors of ||u_k - sum_j a_j u_j||,  r_k ~ a_k exp(-rate d_k / n_k)
 
     The updates u [M, ...] are parameters, and n are `sizes`; a client of size 0 is not of the group, and its update may be NaN.
-    The two `rates` are those of a group with a labeled client, in which the coefficient of such a client is multiplied by
-    `labeled_factor`, and of a group without one.
+    The two `rates` are those of a group with a labeled client and of one without. The coefficient of a labeled client is
+    multiplied by `labeled_factor`, before all are divided by their sum.
 
     >>> updates = {"w": jnp.array([[0.0], [1.0], [9.0]])}
     >>> sizes, labeled = jnp.array([1.0, 1.0, 0.0]), jnp.array([True, False, False])

@@ -11,7 +11,7 @@ STEPS, RATE, DECAY = 100, 1.0, 0.9
 
 
 def mean_prediction(probs: Probs, mask: Mask) -> Float32[Array, " C"]:
-    """The mean of softmax outputs [n, C] over the examples in `mask`; uniform without any (APP-U)."""
+    """The mean of softmax outputs [n, C] over the examples in `mask`, which FedDB calls APP-U; uniform without any."""
     count = jnp.sum(mask)
     mean = jnp.sum(jnp.where(mask[:, None], probs, 0.0), axis=0) / jnp.maximum(count, 1)
     return jnp.where(count > 0, mean, 1.0 / probs.shape[1]).astype(jnp.float32)

@@ -75,7 +75,7 @@ def consistency_gradient(
         g    = w_a grad_W L_a + w_cs grad_{W*} L_cs                                    (Eq. 14)
 
     Q_i and Q*_i are the outputs on the same strong view at W, `params`, and W*. `forward` returns the outputs and an auxiliary
-    value; the one computed at W is returned. `perturb` makes eps of W and grad L_p. `objective` is `sacr`, or `sam`, which
+    value; the one computed at W is returned. `perturb` makes eps from W and grad L_p. `objective` is `sacr`, or `sam`, which
     replaces L_cs by L_p evaluated at W*, the standard SAM objective (Figure 4). `weights` are (w_a, w_cs).
     """
 

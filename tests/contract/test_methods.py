@@ -103,7 +103,7 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
 
 
 FAST = []
-CI = [("fl2", "server"), ("feddure", "clients")]
+CI = [("fl2", "server")]
 
 
 @pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))

@@ -87,7 +87,7 @@ def test_fl2_learns_from_features_with_their_strong_view():
     assert without["client/loss"] != rows[0]["client/loss"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_features_may_stay_on_the_host_and_take_a_hidden_layer():
     _, row = next(build(config("mlp", execution__data="host", eval_every=1), dataset=blobs()).rounds())
     assert row["eval/accuracy"] > 0.5

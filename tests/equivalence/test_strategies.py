@@ -52,7 +52,7 @@ def assert_same_rounds(experiment, strategy, states, rows, start=None):
 
 # Chunks on several devices have all that is in either. Other strategies, and methods that share others' code, are slow tests.
 METHODS = [case for case in tiny.UNLIKE if case in tiny.WITH_CLIENTS]
-FEW = [case for case in METHODS if case[0] in ("fl2", "fedmatch", "fedsiam_d", "twinsight")]
+FEW = [case for case in METHODS if case[0] in ("fl2", "twinsight")]
 
 
 @pytest.mark.ci

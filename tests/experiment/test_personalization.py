@@ -153,7 +153,7 @@ def test_a_clients_own_model_is_the_global_one_after_its_own_steps(linear):
     assert np.array_equal(personalized(made, state, epochs=2).after, found.after)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("fedmatch", marks=pytest.mark.slow), "fedtrinet"])
 def test_the_network_that_a_client_uploaded_last_is_evaluated_on_its_examples(method):
     made = tiny.experiment(method, labels_at="clients", rounds=2, **tiny.confident(method), **HELD_OUT)

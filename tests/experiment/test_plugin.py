@@ -158,7 +158,7 @@ def test_what_is_no_method_is_refused_and_ones_own_gives_way_to_another_of_its_n
     fedjax_ssl.register_method("prox_entropy", plugin.prox_entropy)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_readmes_teacher_learns_on_the_digits_and_has_statistics_of_its_own(folder, own_methods):
     title = "A teacher in the client's state"
     (code,), (command,) = (blocks(language, title) for language in ("python", "bash"))

@@ -135,7 +135,7 @@ def test_each_of_a_runs_devices_has_a_share_of_its_clients_and_of_the_test_set(m
     assert 50 not in numbers
 
 
-@pytest.mark.parametrize("method", [slow(("fl2",)), pytest.param(FEDSEM, marks=pytest.mark.ci)], ids="-".join)
+@pytest.mark.parametrize("method", [slow(("fl2",)), pytest.param(FEDSEM, marks=pytest.mark.slow)], ids="-".join)
 def test_seeds_whose_largest_clients_differ_equal_the_runs_alone(method):
     experiment = build(config(*method, client__epochs=2, client__steps=0, **DIRICHLET), IMAGES)
     problem, widths = experiment.problem, set()

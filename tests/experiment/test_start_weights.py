@@ -213,7 +213,7 @@ def test_a_pattern_that_trains_nothing_is_one_line(trained, monkeypatch, options
         experiment(**options)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_that_trains_the_head_alone_is_loaded_with_the_weights_that_it_began_with(tmp_path, trained, fixmatch):
     folder, second = tmp_path / "first", tmp_path / "second"
     succeeded(fixmatch, f"--workdir={folder}", "--config.rounds=2")

@@ -92,9 +92,7 @@ def test_quantized_parameters_are_counted_with_their_step_and_statistics_as_they
     assert output.client_state == 1
 
 
-@pytest.mark.parametrize(
-    "case", tiny.params(tiny.WITH_CLIENTS, fast=[("fedavg", "clients")], ci=[("fl2", "server"), ("fedmatch", "clients")])
-)
+@pytest.mark.parametrize("case", tiny.params(tiny.WITH_CLIENTS, fast=[("fedavg", "clients")], ci=[("fedmatch", "clients")]))
 def test_every_method_may_be_compressed(case):
     method, labels_at = case
     whole, small = (

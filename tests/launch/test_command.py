@@ -162,7 +162,7 @@ def test_an_error_of_the_system_has_status_1_also_where_another_one_hides_it(cap
     assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == ["error"] * 2
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.reliability
 def test_an_io_error_before_round_1_has_status_1(tmp_path, config, own_methods):
     with disk.failing(tmp_path / "all", 10**9) as calls:

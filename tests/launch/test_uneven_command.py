@@ -46,7 +46,7 @@ def test_a_run_with_uneven_clients_is_reported_against_simulated_time(tmp_path, 
     assert (tmp_path / "report_files" / "eval_accuracy_simulated.svg").exists()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_is_evaluated_without_its_trace_and_goes_on_with_it_alone(tmp_path, config):
     trace, run = tmp_path / "trace.csv", tmp_path / "run"
     trace.write_text("client,start,end\n" + "".join(f"{k},0,3600\n" for k in range(6)))

@@ -38,7 +38,7 @@ def test_d_with_labels_at_the_clients_is_pi_at_first_then_mt_and_learns():
     assert not any("server/loss" in row for row in rows)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_client_without_data_sends_nothing_of_d():
     experiment = tiny.experiment("fedsiam_d", network="linear", cohort_size=8, method__pi_rounds=0)  # all clients
     (tables,), problem = experiment.problem.tables, experiment.problem

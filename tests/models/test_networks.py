@@ -293,7 +293,7 @@ OFTEN = ("cnn", "linear", "mlp", "mnist_cnn released", "emnist_cnn", "cifar_cnn"
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in OFTEN else pytest.mark.ci)
+        pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
         for name in sorted(set(NETWORKS) - {"resnet", "wide_resnet fixmatch"})
     ],
 )

@@ -93,7 +93,7 @@ def test_figures_and_tables_lie_beside_the_page(page):
     assert {f"{name}.{suffix}" for name in tables for suffix in ("txt", "csv", "tex")} <= names
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_same_runs_give_the_same_bytes_and_what_an_earlier_report_left_goes(folder, page):
     def files() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (page, *(page.parent / "report_files").iterdir())}

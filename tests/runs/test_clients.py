@@ -146,7 +146,7 @@ def test_fl2s_thresholds_are_recorded_for_each_class_and_inspect_shows_the_pseud
         assert right.mean() == pytest.approx(found["diagnostics/pseudo_label_accuracy"][m])
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_inspect_of_data_on_the_host_sends_one_clients_data_and_state_and_shows_the_same():
     given = {"network": "linear", "data__num_clients": 200, "cohort_size": 5, "data__min_size": 0, "rounds": 2}
     sizes, shown = {}, {}

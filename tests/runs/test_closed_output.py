@@ -49,7 +49,7 @@ def test_a_closed_pipe_ends_a_command_without_a_word_and_a_full_disk_with_one_li
 
 
 @pytest.mark.parametrize("reader", ["gone", pytest.param("full", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("signal_number", [pytest.param(None, marks=pytest.mark.ci), signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [pytest.param(None, marks=pytest.mark.slow), signal.SIGTERM])
 def test_what_a_config_prints_and_nobody_reads_never_ends_a_run(tmp_path, monkeypatch, closed, reader, signal_number):
     """Also where it is written at once, and where it is still to be written as the run begins."""
     loop = "--config.rounds=100000" if signal_number else "--config.rounds=6"

@@ -129,7 +129,9 @@ def test_what_is_wrong_in_any_process_is_one_line_of_process_0(tmp_path, config)
         assert key in said
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.ci) for n in (signal.SIGINT, signal.SIGTERM))])
+@pytest.mark.parametrize(
+    "number", [0, pytest.param(signal.SIGINT, marks=pytest.mark.slow), pytest.param(signal.SIGTERM, marks=pytest.mark.ci)]
+)
 def test_a_process_that_waits_for_the_others_ends_at_a_signal_or_after_a_while_with_one_line(tmp_path, monkeypatch, number):
     patience = f"hosts.GIVEN_UP_AFTER = {600 if number else 1}"
     run_at_start(monkeypatch, tmp_path, f"from fedjax_ssl.runs import hosts\nhosts.SAID_AFTER = 0\n{patience}\n")

@@ -191,7 +191,7 @@ def test_begun_runs_keep_their_layout_and_bits_also_where_jax_has_no_cpu(begun, 
     assert read_json(begun / "0" / "summary.json")["strategy"] == "scan"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_runs_of_unequal_splits_are_the_same_alone_and_beside_others(tmp_path):
     split = {"data__partition": "dirichlet", "data__alpha": 0.1, "data__min_size": 1, "execution__devices": 1}
     together, alone = several(seeds=3, **split), [several(seeds=1, seed=seed, **split) for seed in range(3)]
@@ -246,7 +246,7 @@ def test_flags_are_noted_but_for_those_that_change_no_result(monkeypatch):
     assert provenance.machine()["optax"] == optax.__version__
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_finished_runs_are_left_alone_where_more_are_asked_for(tmp_path):
     go(several(rounds=2), tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and path.name != "config.json"}

@@ -159,7 +159,7 @@ def test_the_cohorts_are_those_of_uniform_rounds():
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    "method", ["fl2", "fedlabel", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedmatch", "fixmatch", "feddure"))]
+    "method", ["fl2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedlabel", "fedmatch", "fixmatch", "feddure"))]
 )
 def test_methods_run_asynchronously_and_their_models_are_used_as_ever(tmp_path, method):
     keys = {"speed": 50.0, "speed_sigma": 1.0, "participation": "async", "staleness": 0.5}

@@ -133,6 +133,12 @@ def test_the_example_has_every_case():
 
 WAYS = [*((name, False) for name in toy.EXECUTIONS), ("vmap", True), ("sharded", True)]
 FAST = (("chunked", False, SHORTENED), ("vmap", True, RULES))
+CI = (("sharded_chunked", False, RULES), ("sharded", True, WAITING), ("scan", False, SHORTENED))
+
+
+def marked(case):
+    """The mark of a way to run clients and of rules."""
+    return () if case in FAST else pytest.mark.ci if case in CI else pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -142,7 +148,7 @@ FAST = (("chunked", False, SHORTENED), ("vmap", True, RULES))
             *way,
             rules,
             id=f"{way[0]}-{'host' if way[1] else 'device'}-{words}",
-            marks=() if (*way, rules) in FAST else pytest.mark.ci,
+            marks=marked((*way, rules)),
         )
         for way in WAYS
         for words, rules in {"dropped": RULES, "shortened": SHORTENED, "waiting": WAITING}.items()

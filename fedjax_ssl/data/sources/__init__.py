@@ -44,12 +44,12 @@ def load(
 
     `data_dir` is the folder of datasets that TFDS prepared and of original files (None: see `data.download.folder`); a dataset
     that it has in neither form is fetched into it, if `download` is true. `path` is the file or folder of a dataset that is
-    stored as one of GENERIC, as `fedjax_ssl/data/README.md` describes it. `resplit` is that of `resplit.with_splits`; it has to
-    be None for `digits`, `synthetic` and text features. `renumber_labels` is for files of images: their labels, integers or
-    text, become 0..C-1 in sorted order, and the log says which is which. The seed draws `resplit` and `synthetic`.
-    `columns` are those of `parquet` and of the Hub's datasets, whose names begin with hf/. With `validation` the data have to
-    have a validation part of their own, which is read, too. Raises FileNotFoundError, which says what to get where, and
-    ValueError for an unknown name, an argument that the source does not take, or unusable data.
+    stored as one of GENERIC, as `fedjax_ssl/data/README.md` describes it. `resplit` has the shares of new splits, see
+    `resplit.Splits`; it has to be None for `digits`, `synthetic` and text features. `renumber_labels` is for files of images:
+    their labels, integers or text, become 0..C-1 in sorted order, and the log says which is which. The seed draws `resplit` and
+    `synthetic`. `columns` are those of `parquet` and of the Hub's datasets, whose names begin with hf/. With `validation`
+    the data have to have a validation part of their own, which is read, too. Raises FileNotFoundError, which says what to get
+    where, and ValueError for an unknown name, an argument that the source does not take, or unusable data.
     """
     if name == "chestmnist":
         raise ValueError("name='chestmnist' has several labels per image, and one is needed: take another part of MedMNIST")
@@ -114,7 +114,7 @@ def from_arrays(
 
     `clients` says whose the training examples are, for `data.partition=natural`: an id for each example, integers or text,
     numbered in sorted order, or K lists of positions, one per client. `test_clients` has the ids of the test examples, for
-    `data.client_test=own`; with lists of positions they are 0 to K-1. Validation examples are for `data.validation=own`. A
+    `data.client_test=own`; if `clients` are lists, the ids are 0 to K-1. Validation examples are for `data.validation=own`. A
     `name` of `fedjax_ssl.data.catalog.DATASETS` brings its views. Raises ValueError, with one line on what is wrong.
     """
     splits = {
