@@ -34,10 +34,10 @@ def called(monkeypatch):
 @pytest.mark.parametrize(
     ("execution", "programs"),
     [
-        pytest.param({"strategy": "scan"}, ["rounds"] * 3, marks=pytest.mark.ci),
+        pytest.param({"strategy": "scan"}, ["rounds"] * 3, marks=pytest.mark.slow),
         ({"strategy": "sharded", "devices": 2}, ["rounds"] * 3),
         pytest.param({"strategy": "scan", "rounds_per_dispatch": 3}, ["rounds"], marks=pytest.mark.ci),
-        pytest.param({"strategy": "scan", "data": "host"}, ["rounds"] * 3, marks=pytest.mark.ci),
+        pytest.param({"strategy": "scan", "data": "host"}, ["rounds"] * 3, marks=pytest.mark.slow),
     ],
     ids=["scan", "sharded", "three rounds at once", "data on the host"],
 )

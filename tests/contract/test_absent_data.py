@@ -196,8 +196,8 @@ class BareNorm(nn.Module):
         return x if features_only else nn.Dense(self.num_classes)(x)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("method", ["fedsiam_d", pytest.param("fedcon", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedsiam_d", "fedcon"])
 def test_a_layer_may_have_statistics_alone(method):
     config = tiny.config(method, rounds=3, network="linear", model__norm="running")
     row = [row for _, row in build(config, model=BareNorm).rounds()][-1]

@@ -10,8 +10,7 @@ from tests import engine, tiny
 
 pytestmark = pytest.mark.reliability
 
-FAST = (("fl2", "server"), ("fedmatch", "clients"))
-"""Those that differ most: thresholds, helpers, layers that are sent."""
+IN_CI = (("fl2", "server"),)
 DEADLINE = 10.0
 SYSTEM = {
     "participation": "available", "trace": "diurnal", "round_s": 100.0, "period_s": 300.0, "window_s": 1.0, "dropout": 0.3,
@@ -30,7 +29,7 @@ def uneven(method, labels_at):
     return dataclasses.replace(experiment, problem=experiment.problem._replace(tables=({**tables, "profiles": profiles},)))
 
 
-@pytest.mark.parametrize("case", tiny.params(tiny.WITH_CLIENTS, fast=(), ci=FAST))
+@pytest.mark.parametrize("case", tiny.params(tiny.WITH_CLIENTS, fast=(), ci=IN_CI))
 def test_a_method_keeps_its_promises(case):
     simulator, states, rows = engine.simulate(uneven(*case), "chunked", rounds=3)
     first, second, third = rows

@@ -71,7 +71,7 @@ def config(model="linear", **overrides):
     return tree
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_fl2_learns_from_features_with_their_strong_view():
     experiment = build(config(), dataset=blobs())
     assert experiment.problem.spec.image_shape == (6,)

@@ -71,9 +71,8 @@ def test_three_rounds_of_every_method_agree(case, strategy):
     assert_same_rounds(experiment, strategy, states, rows)
 
 
-@pytest.mark.parametrize(
-    "strategy", [pytest.param("vmap", marks=pytest.mark.slow), pytest.param("chunked", marks=pytest.mark.ci)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["vmap", "chunked"])
 def test_a_permuted_cohort_gives_the_same_rounds(monkeypatch, strategy):
     # In chunks of 2 of 5 clients, others then share a chunk, and another one is repeated as padding.
     experiment, states, _ = reference("fl2", "server", rounds=3)

@@ -13,13 +13,10 @@ from tests import tiny
 from tests.commands import succeeded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "labels_at", "network"),
-    [
-        pytest.param("feddure", "clients", "mlp", marks=pytest.mark.ci),
-        pytest.param("fixmatch", "server", "mlp", marks=pytest.mark.slow),
-        pytest.param("fixmatch", "server", "cnn", marks=pytest.mark.slow),
-    ],
+    [("feddure", "clients", "mlp"), ("fixmatch", "server", "mlp"), ("fixmatch", "server", "cnn")],
 )
 def test_passes_are_those_of_a_round(method, labels_at, network):
     # With a threshold FixMatch's tiny network accepts other pseudo-labels in round 1; here it has none.
@@ -103,7 +100,7 @@ def test_the_costs_of_a_papers_setting_are_counted_without_its_data_and_without_
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_of_days_says_so_before_its_first_round(tmp_path, monkeypatch):
     began = []
     monkeypatch.setattr(run, "run", lambda experiment, *_, **__: began.append(experiment.settings.rounds))

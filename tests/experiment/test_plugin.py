@@ -99,7 +99,7 @@ PROGRAM = "import my_method, sys\nfrom launch import run\nsys.exit(run.main(sys.
 @pytest.mark.parametrize(
     ("words", "config"),
     [
-        pytest.param(("-m", "launch.run"), "on_digits.py:prox_entropy,labels_at=clients", marks=pytest.mark.ci),
+        pytest.param(("-m", "launch.run"), "on_digits.py:prox_entropy,labels_at=clients", marks=pytest.mark.slow),
         pytest.param(("program.py",), "digits:prox_entropy,labels_at=clients", marks=pytest.mark.slow),
     ],
 )

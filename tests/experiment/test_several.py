@@ -171,7 +171,7 @@ def test_a_phase_that_varies_is_a_number_of_rounds_in_each_run():
     assert [run.name for run in experiment.runs] == ["0-labeled_rounds=0.25", "0-labeled_rounds=0.5"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_some_of_the_runs_have_a_method_of_their_own_number():
     """Its predictions are those that were evaluated, and its tiny network's method is of the same number."""
     experiment = varied("method.l1_thres", 1e-5, 0.5, method="fedmatch", rounds=1, eval_every=1)

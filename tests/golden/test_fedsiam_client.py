@@ -201,7 +201,7 @@ OFTEN = ("mt", "mt, labels at the server, kl", "mt, released", "pi, labels at th
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=name, marks=() if name in OFTEN else pytest.mark.ci) for name, case in CASES.items()]
+    "case", [pytest.param(case, id=name, marks=() if name in OFTEN else pytest.mark.slow) for name, case in CASES.items()]
 )
 def test_a_client_update_is_what_the_equations_say(case):
     name, options, num_labeled, norm, persistent = case

@@ -25,10 +25,7 @@ DEEP = ("wrn28_2", "resnet9", "resnet9_fedmatch", "resnet9_semifl", "resnet18")
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.ci if name == "digits_fedavg" else pytest.mark.slow)
-        for name in (*shipped.CASES, "digits_fedavg", "digits_fl2")
-    ],
+    [pytest.param(name, marks=pytest.mark.slow) for name in (*shipped.CASES, "digits_fedavg", "digits_fl2")],
 )
 def test_a_round_with_the_options_that_ship_equals_the_plain_reference(name):
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}  # without the tests' own

@@ -101,7 +101,7 @@ def test_a_changed_file_or_program_is_one_line_at_resume_evaluate_load_and_for_a
     assert said(succeeded(*words)) == ""
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_keeps_the_state_of_the_repository_of_a_method_and_reports_name_it(tmp_path, file, monkeypatch):
     def git(*words):
         who = ("-c", "user.name=a", "-c", "user.email=a@b")

@@ -60,7 +60,7 @@ def test_a_stopped_run_goes_on_from_its_loaded_state_bit_for_bit(tmp_path, confi
     assert row["eval/accuracy"] == MetricsLog(tmp_path / "run").rows()[-1]["eval/accuracy"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_run_of_several_whose_tables_are_wider_is_loaded_on_fewer_devices(tmp_path):
     config = tiny.config("fedsem", seeds=2, rounds=2, network="linear", data__name="digits", data__partition="dirichlet")
     (tmp_path / "several.py").write_text(f"def get_config():\n    return {config!r}\n")

@@ -58,7 +58,7 @@ def with_bad_clients(base):
     [
         *(pytest.param(*way, "sum", marks=pytest.mark.ci if way[0] in ("scan", "sharded_chunked") else ()) for way in WAYS),
         ("vmap", False, (0,), "stack"),
-        pytest.param("sharded", True, (0,), "stack", marks=pytest.mark.ci),
+        pytest.param("sharded", True, (0,), "stack", marks=pytest.mark.slow),
     ],
 )
 def test_three_rounds_with_bad_clients_are_what_a_python_loop_computes(name, on_host, seeds, aggregator, caplog):

@@ -121,7 +121,7 @@ def test_epochs_of_clients_without_labels_are_their_own():
     assert images == counts.tolist()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_round_without_a_labeled_client_is_a_round():
     """FedAvg, which trains on labels alone, keeps its model; FixMatch goes on with pseudo-labels."""
     for method, moves in (("fedavg", False), ("fixmatch", True)):

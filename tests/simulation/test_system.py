@@ -159,7 +159,7 @@ def test_rounds_of_uneven_clients_are_what_a_python_loop_computes(name, on_host,
     assert_as_expected(state, rows, rules)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scan", "sharded_chunked"])
 def test_two_seeds_and_six_rounds_in_one_call_are_the_same(name):
     problem = problem_of(SHORTENED, seeds=(SEED, SEED + 1))
