@@ -3,10 +3,11 @@
     python -m benchmarks.compare --peers=DIR --json=benchmarks/results/compare_<machine>.json
 
 `cnn` is FedAvg in pfl-research's CIFAR-10 benchmark; `fl2` is (FL)^2 on WRN-28-2, where our server takes one step of rate 0 and
-PyTorch's none; `feddure` is a step of FedDure on ResNet-9 with 10 labeled and 90 unlabeled images, by SGD. Each program first
-runs a job that no order of examples changes: its change of the model must agree with ours to TOLERANCE. Then each runs in
-processes of its own, in balanced turns. Of pfl and Flower, in one process or several, the fastest in the first turn goes on.
-pip installs the peers under DIR. Run time: 45 minutes on two CPU cores. Needs Linux.
+PyTorch's none, also in bfloat16 where the processor multiplies it; `feddure` is a step of FedDure on ResNet-9 with 10 labeled
+and 90 unlabeled images, by SGD. Each program first runs a job that no order of examples changes: its change of the model must
+agree with ours to TOLERANCE. Then each runs in processes of its own, in balanced turns. Of pfl and Flower, in one process or
+several, the fastest in the first turn goes on. pip installs the peers under DIR. Run time: 45 minutes on two CPU cores. Needs
+Linux.
 """
 
 import functools

@@ -1,19 +1,14 @@
-"""What JAX is told before a command computes: devices, where compiled programs are kept, and the place in a job of several."""
+"""What JAX is told before a command computes: devices, and the place in a job of several."""
 
 import argparse
-import contextlib
-import logging
 import os
-import pathlib
 import re
-import warnings
 from typing import Any
 
 MAY_WAIT = ("xla_cpu_collective_call_warn_stuck_timeout_seconds", "xla_cpu_collective_call_terminate_timeout_seconds")
 """XLA's flags for how long a CPU device waits for the others before it says so, and before it ends the process."""
 MAY_WAIT_BELOW = (0, 13)
 """The first JAX on which they were not tried, and are not set: XLA ends a process for a flag that it does not know."""
-_log = logging.getLogger("fedjax_ssl")
 
 
 def use_all_cores() -> None:
@@ -43,39 +38,6 @@ def check_flags() -> None:
     for name, got, number in counts:
         if not re.fullmatch("0*[1-9][0-9]*", number):
             raise ValueError(f"{name}: got {got}, accepted: a whole number of devices >= 1")
-
-
-def keep_programs() -> None:
-    """Keeps compiled programs in JAX_COMPILATION_CACHE_DIR, or `~/.cache/fedjax_ssl` where it can be made; empty: nowhere."""
-    import jax
-
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        folder = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "fedjax_ssl")
-        if not folder.is_absolute():  # a user without a home folder
-            return
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            _log.warning("compiled programs are not cached: %s cannot be written to", folder)
-            return
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-    _say_once("persistent compilation cache", f"compiled programs are not cached in {jax.config.jax_compilation_cache_dir}")
-    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
-def _say_once(about: str, consequence: str) -> None:
-    """From now on only the first of Python's warnings that have `about` in them is shown, in one line."""
-    show, said = warnings.showwarning, set[str]()
-
-    def showing(message: Warning | str, *where: Any, **more: Any) -> None:
-        if about not in str(message):
-            show(message, *where, **more)
-        elif not said:
-            said.add(about)
-            _log.warning("%s: %s", consequence, message)
-
-    warnings.showwarning = showing
 
 
 def find_devices() -> None:

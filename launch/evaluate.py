@@ -19,6 +19,7 @@ import os
 from collections.abc import Sequence
 
 from fedjax_ssl.files import plain, read_json, write_json
+from fedjax_ssl.programs import keep_programs
 from fedjax_ssl.report import evaluations, tables
 from fedjax_ssl.runs.folder import EVALUATION, RUN, diverged
 from fedjax_ssl.runs.loading import load, run_folders
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         out = arguments.output("--out", options.out, ".csv", ".npz") if options.out else None
         if options.config:  # it may register methods and networks
             config_file.read(options.config)
-        devices.keep_programs()
+        keep_programs()
         devices.find_devices()
         paths = [path for one in options.workdir for path in run_folders(one)]
         if options.personalize < 0:

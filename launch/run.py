@@ -15,6 +15,7 @@ import sys
 from logging.handlers import MemoryHandler
 from typing import Any
 
+from fedjax_ssl.programs import keep_programs
 from fedjax_ssl.runs import streams
 
 from . import arguments, command, config_file, devices
@@ -63,7 +64,7 @@ def _parser() -> arguments.Parser:
 
 
 def _run(config: config_file.Config, options: argparse.Namespace, place: Any, stop: Any, waiting: MemoryHandler) -> int:
-    devices.keep_programs()
+    keep_programs()
     if not options.distributed:
         try:
             devices.find_devices()

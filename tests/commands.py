@@ -13,6 +13,7 @@ from unittest import mock
 
 from fedjax_ssl.runs.log import MetricsLog
 from launch import devices
+from launch import evaluate as evaluate_command
 from launch import run as run_command
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -41,7 +42,9 @@ def launch(*arguments: str, cwd: pathlib.Path = ROOT, program: ModuleType = run_
     root.handlers = []
     try:
         with (
-            mock.patch.multiple(devices, use_all_cores=lambda: None, keep_programs=lambda: None),
+            mock.patch.multiple(devices, use_all_cores=lambda: None),
+            mock.patch.multiple(run_command, keep_programs=lambda: None),
+            mock.patch.multiple(evaluate_command, keep_programs=lambda: None),
             contextlib.redirect_stdout(streams[0]),
             contextlib.redirect_stderr(streams[1]),
             contextlib.chdir(cwd),

@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -13,6 +14,7 @@ from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.divergence import REASON
 from fedjax_ssl.experiment.experiment import Experiment, Row
 from fedjax_ssl.options import did_you_mean
+from fedjax_ssl.programs import keep_programs
 from fedjax_ssl.simulation.round import RunState
 
 if TYPE_CHECKING:
@@ -121,10 +123,14 @@ def run(
 ) -> History:
     """Runs all rounds of a config in this process, without a folder: the history of its metrics, with the last state.
 
+    Compiled programs are kept for later processes, in `~/.cache/fedjax_ssl` unless JAX already has a folder for them.
+
     Arguments are those of `build`. `live` is the name of a metric, such as `eval/accuracy`, whose curve a notebook shows while
     the rounds run. Raises what `build` raises, DivergedError where a single run diverges, and ValueError for a `live` curve
     outside of a notebook.
     """
+    if not jax.config.jax_compilation_cache_dir:
+        keep_programs()
     experiment = build(config, dataset, method=method, model=model)
     show = _live(live) if live else None
     rows: list[tuple[Row, ...]] = []

@@ -16,6 +16,7 @@ from fedjax_ssl.experiment.layout import BATCH_SIZE, BATCH_SIZE_ON_CPU, resolve
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.method import Requires
 from fedjax_ssl.models.convolution import onednn_conv
+from fedjax_ssl.programs import keep_programs
 from fedjax_ssl.simulation.execution import Execution
 from fedjax_ssl.simulation.program import Program, compiler_options
 from fedjax_ssl.simulation.round import RunState
@@ -236,13 +237,29 @@ def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
     config.write_text("import jax.numpy as jnp\ndef get_config():\n    return {'rounds': int(jnp.sum(jnp.ones(3)))}\n")
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
     code = (
-        "from launch import arguments, devices; devices.keep_programs(); import jax;"
+        "from fedjax_ssl.programs import keep_programs; from launch import arguments; keep_programs(); import jax;"
         f"arguments.parse(arguments.Parser('run', None, has_config=True), ['--config={config}'], computes=True);"
         "jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); print(len(jax.devices('cpu')))"
     )
     environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     assert int(run_python("-c", code, environment=environment)) == CORES
     assert list((tmp_path / "fedjax_ssl").glob("jit_*-cache"))
+
+
+@pytest.mark.ci
+def test_a_history_keeps_compiled_programs_also_where_jax_has_begun_and_leaves_a_folder_that_it_was_told(tmp_path):
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
+    environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    code = (
+        "import jax; jax.jit(jax.numpy.linalg.svd)(jax.numpy.eye(9)); {told}; import fedjax_ssl; from tests import tiny;"
+        "fedjax_ssl.run(tiny.config('fedavg', network='linear', rounds=1))"
+    )
+    run_python("-c", code.format(told="pass"), environment=environment)
+    assert list((tmp_path / "fedjax_ssl").glob("jit_rounds-*-cache"))
+    told = f"jax.config.update('jax_compilation_cache_dir', {str(tmp_path / 'own')!r})"
+    run_python("-c", code.format(told=told), environment=environment | {"XDG_CACHE_HOME": str(tmp_path / "none")})
+    assert list((tmp_path / "own").glob("jit_rounds-*-cache"))
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("setting", ["a file in the way", "no home", "nobody", "another folder", "none asked for"])
@@ -264,6 +281,6 @@ def test_the_commands_run_without_a_cache_where_there_cannot_be_one_or_another_i
     if setting == "nobody":  # a user that the system does not know, as in a container
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    devices.keep_programs()
+    keep_programs()
     assert "jax_compilation_cache_dir" not in updates
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -13,9 +13,10 @@ import warnings
 
 import pytest
 
+from fedjax_ssl import programs
 from fedjax_ssl.files import read_json
 from fedjax_ssl.runs import streams
-from launch import STOPPED, command, devices, prepare
+from launch import STOPPED, command, prepare
 from tests import disk
 from tests.commands import CONFIG, ROOT, launch, rows, succeeded, wait_for_rounds
 
@@ -192,7 +193,7 @@ def test_a_file_system_that_is_full_is_one_line_and_no_data_are_lost(tmp_path, c
 def test_a_cache_that_fails_is_said_once(caplog, monkeypatch):
     shown = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
-    devices._say_once("persistent compilation cache", "compiled programs are not cached")
+    programs._say_once("persistent compilation cache", "compiled programs are not cached")
     with caplog.at_level(logging.WARNING):
         for program in ("jit_rounds", "jit_evaluation"):
             warnings.warn(f"Error writing persistent compilation cache entry for '{program}': OSError: full", stacklevel=1)
