@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import digits
 from fedjax_ssl.experiment.epsilon import epsilon, privacy_line
 from fedjax_ssl.local import Weights
 from fedjax_ssl.method import Aggregate, ClientOutput, Method
 from fedjax_ssl.wrappers.privacy import with_privacy
+from launch import config_file
 from tests import engine, tiny
 
 CLIP, NOISE, COHORT = 2.0, 1.5, 8
@@ -91,6 +93,16 @@ def test_epsilon_of_whole_rounds_is_that_of_the_gaussian_mechanism(noise, rounds
     found = epsilon(num_clients=100, cohort_size=100, noise=noise, rounds=rounds, delta=delta)
     assert found == pytest.approx(expected, rel=0.02)
     assert epsilon(num_clients=1000, cohort_size=10, noise=noise, rounds=rounds, delta=delta) < 0.5 * found
+
+
+def test_the_columns_of_the_sweep_are_its_epsilons():
+    of_all = {"num_clients": 100, "cohort_size": 20, "rounds": 40, "delta": 1e-3}
+    cells = config_file.sweep("privacy", small=False).cells()
+    for column, noise in {(cell.column, cell.overrides["privacy.noise"]) for cell in cells}:
+        assert epsilon(noise=noise, **of_all) == pytest.approx(float(column), rel=0.04)  # which has two digits
+    for cell in cells:
+        config = digits.get_config(cell.config.removeprefix("digits:"))
+        assert (cell.overrides["data.num_clients"], cell.overrides["cohort_size"], config.rounds) == (100, 20, 40)
 
 
 def test_a_run_says_how_private_it_is(monkeypatch):
