@@ -102,11 +102,7 @@ def test_metrics_are_those_of_the_method_and_in_range(ran):
         assert (sum(row.get(key, 0) for row in rows) > 0) == requires.clients
 
 
-FAST = []
-CI = [("fl2", "server")]
-
-
-@pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))
+@pytest.mark.parametrize("case", tiny.params(fast=(), ci=[("fl2", "server")]))
 def test_clients_contribute_and_updates_of_zeros_do_not(case):
     method, labels_at = case
     # So that a round is the clients' work.
@@ -117,7 +113,7 @@ def test_clients_contribute_and_updates_of_zeros_do_not(case):
     assert (real > 1e-4) == (method not in tiny.WITHOUT_CLIENTS) == experiment.method.requires.clients
 
 
-@pytest.mark.parametrize("case", tiny.params(fast=FAST, ci=CI))
+@pytest.mark.parametrize("case", tiny.params(fast=(), ci=[("fl2", "server")]))
 def test_factors_of_layers_reach_every_step_of_client_and_server(case):
     """With the factor 0 for all parameters nothing that is evaluated moves but by an average's rounding."""
     method, labels_at = case

@@ -211,12 +211,7 @@ def test_the_files_of_what_is_registered_are_found_however_it_is_made(tmp_path):
 
 
 def test_what_the_package_brings_has_its_version_alone():
-    assert {name for name, factory in METHODS.items() if origin("method", name, factory)} <= {
-        "average",
-        "own",
-        "partly",
-        "bare",
-    }
+    assert {name for name, factory in METHODS.items() if origin("method", name, factory)} <= {"average", "own", "partly"}
     assert {name for name, model in MODELS.items() if origin("model", name, model.module)} <= {"net", "below"}
 
 
