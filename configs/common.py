@@ -92,15 +92,21 @@ def sized(config: ConfigDict, argument: str | None) -> ConfigDict:
     """The config; with the word `small` in its argument at a size for two CPU cores, on the paper's own images.
 
     30 rounds of at most 4 of 20 clients, one local epoch where clients train for epochs, and in place of a network for
-    accelerators the small one of the digits.
+    accelerators the small one of the digits. A phase that is a number of rounds keeps its share of all rounds. Where all
+    clients take part in each round and some have labels, one of the 4 is of these.
     """
     if not is_small(argument):
         return config
     if config.model.name not in WITHOUT_BATCH_NORM:
         norm = {key: config.model[key] for key in ("norm", "norm_momentum")}
         config.model = base(config.method.name, "cnn", width=16, **norm).model
-    config.rounds, config.eval_every, config.checkpoint_every = 30, 5, 10
+    shorter, config.rounds, config.eval_every, config.checkpoint_every = 30 / config.rounds, 30, 5, 10
+    for options, phase in ((config.client, "unlabeled_wait"), (config.method, "burn_in")):
+        if options.get(phase, 0) >= 1:
+            options[phase] = type(options[phase])(round(shorter * options[phase]))
     if config.method.name not in WITHOUT_CLIENTS:
+        if config.data.labels_at == "some_clients" and config.cohort_size == config.data.num_clients:
+            config.labeled_cohort = 1
         config.cohort_size, config.client.epochs = min(4, config.cohort_size), min(1, config.client.epochs)
         if config.data.partition != "class_grid":  # which has a client for each pair of classes
             config.data.num_clients = min(20, config.data.num_clients)

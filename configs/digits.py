@@ -10,7 +10,7 @@ are balanced and split apart; `split=dirdir` splits labeled and unlabeled exampl
 `labels_at=some_clients` all examples of four clients are labeled, and those of the others are not. FedAvg, FedAvg++ and
 FedProx, whose clients train on labels, know all of them where `labels_at=server`.
 
-Expected test accuracy of all methods: benchmarks/digits.md; seeds and processors differ much. Run time: at most four minutes
+Expected test accuracy: benchmarks/digits.md; seeds and processors differ much. Run time: at most four minutes
 for three seeds on two CPU cores.
 """
 

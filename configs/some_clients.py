@@ -30,7 +30,7 @@ def cbafed(argument: str | None, dataset: str, *, largest: float, warm_up: int, 
         config.client.update(epochs=11, unlabeled_epochs=1)
         config.method.largest_threshold = largest
     if method not in common.ON_ALL_LABELS:
-        config.client.labeled_rounds = warm_up
+        config.client.unlabeled_wait = warm_up
     return common.sized(common.without_unread_views(config), argument)
 
 

@@ -118,6 +118,17 @@ def parameters_of(update: PyTree) -> PyTree:
     return getattr(update, "params", update)
 
 
+def exchanged(tree: PyTree, old: PyTree, new: PyTree, otherwise: str) -> PyTree:
+    """The tree with the arrays of `new` in place of those of `old`, which are arrays of the tree itself.
+
+    ValueError with the text `otherwise` where one of `old` is no array of the tree, but computed from some.
+    """
+    found = {id(x): y for x, y in zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=True)}
+    if not found.keys() <= {id(x) for x in jax.tree.leaves(tree)}:
+        raise ValueError(otherwise)
+    return jax.tree.map(lambda x: found.get(id(x), x), tree)
+
+
 class Method(NamedTuple):
     """A federated method, as pure functions that the simulation jits, maps and shards.
 
@@ -134,8 +145,8 @@ class Method(NamedTuple):
             those of round 1. By default there is none.
         aggregator: `sum`, a weighted mean that streams over chunks of clients, or `stack`, which needs all updates at once.
         predict_client: name -> (server, client_state, images, mask) -> logits, as in `predict`, of one client's own model,
-            which its state holds; `launch.evaluate --clients` evaluates it on the client's own test examples. By default there
-            is none.
+            which its state holds, and NaN where it holds none yet; `launch.evaluate --clients` evaluates it on the client's own
+            test examples. By default there is none.
         parameters: a function from an update to the part of it that changes parameters, without batch-norm statistics, counts
             and whatever else a client sends. `client/update_norm` and `client/cosine` are computed from this part. By default
             `parameters_of`.

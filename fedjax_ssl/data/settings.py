@@ -21,8 +21,9 @@ OtherScheme = Annotated[str, Known(PARTITIONS, ("",))]
 class DataSettings(Model):
     """The dataset, its split and its views.
 
-    Labels are at the server or at the clients. At the clients there are two ways: one partition divides all examples and a
-    share of each client's examples is labeled (`is_joint`), or labeled and unlabeled examples are partitioned separately.
+    Labels are at the server, at the clients, or at some clients, whose examples are all labeled. At the clients there are two
+    ways: one partition divides all examples and a share of each client's examples is labeled (`is_joint`), or labeled and
+    unlabeled examples are partitioned separately.
     """
 
     name: str = Field(

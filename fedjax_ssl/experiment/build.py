@@ -134,7 +134,7 @@ class Plan(NamedTuple):
         task, factory = task or self.task(), methods.METHODS[options.name]
         made = check_method(factory(task=task, client=client, server=server_of(settings), options=options))
         numbers = {"num_clients": self.spec.num_clients, "num_classes": self.spec.num_classes}
-        made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.labeled_rounds))
+        made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.unlabeled_wait))
         made = robust.with_faulty_clients(made, faults_of(settings), **numbers)
         made = compression.with_compression(made, settings.client.compression, settings.client.compression_share)
         made = privacy.with_privacy(made, settings.privacy.clip, settings.privacy.noise, self.spec.cohort_size)
@@ -189,7 +189,14 @@ class Plan(NamedTuple):
 
     def varied(self, key: str, number: Any) -> Self:
         """The plan with `number`, which may be traced, under a dotted key; None: unchanged."""
-        return self if number is None else self._replace(settings=replaced(self.settings, key.split("."), number))
+        return self if number is None else self.with_values({key: number})
+
+    def with_values(self, values: Mapping[str, Any]) -> Self:
+        """The plan with unchecked values under dotted keys."""
+        settings = self.settings
+        for key, value in values.items():
+            settings = replaced(settings, key.split("."), value)
+        return self._replace(settings=settings)
 
 
 def plan_of(settings: Settings, dataset: sources.Dataset | None, *, reads: bool = True) -> Plan:
@@ -288,10 +295,9 @@ def assembled(
     for group, training in plan.settings.trainings.items():
         if (key := f"{group}.optimizer.layers") not in unread:
             check_found(key, factors_of(key, training.optimizer.layers), params)
-    sound = plan.varied("system.faulty", 0.0)
     experiment = Experiment(
         *(runs, problem, layout, num_params, plan.views, plan.stored_shape, plan.dataset.classes, plan.dataset),
-        trained=lambda client, number: sound.varied("client", client).varied(config.vary, number).method(task),
+        changed=lambda changes, number: plan.varied(config.vary, number).with_values(changes).method(task),
         tiny_method=lambda number: plan.varied(config.vary, number).with_tiny_network().method(),
         unread=unread,
         fixed=plan.fixed,

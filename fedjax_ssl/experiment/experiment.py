@@ -21,7 +21,6 @@ from fedjax_ssl.experiment.expansion import Run
 from fedjax_ssl.experiment.inspection import Inspection
 from fedjax_ssl.experiment.layout import Layout
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.training_settings import ClientSettings
 from fedjax_ssl.method import Method
 from fedjax_ssl.options import plural
 from fedjax_ssl.simulation.round import FAULT, RunState
@@ -43,8 +42,8 @@ def is_over(row: Row, settings: Settings) -> bool:
 class Experiment:
     """One run, or several runs that are computed together, ready to begin; `num_params` is the network's size.
 
-    `tiny_method` makes a run's method with a tiny network, to count steps and examples; `trained` makes the method with other
-    settings of its clients' training. Both take the run's number: its value of the setting that `vary` names, or None.
+    `tiny_method` makes a run's method with a tiny network, to count steps and examples; `changed` makes the method with other
+    values under dotted keys of the settings. Both take the run's number: its value of the setting that `vary` names, or None.
     """
 
     runs: tuple[Run, ...]
@@ -56,7 +55,7 @@ class Experiment:
     classes: tuple[str, ...]  # the names of classes 0..C-1; empty where they are numbers alone
     dataset: Dataset  # the examples that `problem` divides among server and clients
     tiny_method: Callable[[Number | None], Method]
-    trained: Callable[[ClientSettings, Number | None], Method]
+    changed: Callable[[Mapping[str, Any], Number | None], Method]
     unread: Mapping[str, str] = dataclasses.field(default_factory=dict)  # keys that no part reads, and what would read them
     fixed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # parameters that are not trained, by their names
     start_digest: str = ""  # a digest of the weights that it starts from; empty: they are random

@@ -119,8 +119,9 @@ class Comparison:
 
 
 def run(
-    config: Any, dataset: Dataset | None = None, *, method: Callable | None = None, model: Any = None, live: str = ""
-) -> History:
+    config: Any, dataset: Dataset | None = None, *, method: Callable | None = None, model: Any = None,
+    start: tuple[Experiment, RunState] | None = None, live: str = "",
+) -> History:  # fmt: skip
     """Runs all rounds of a config in this process, without a folder: the history of its metrics, with the last state.
 
     Compiled programs are kept for later processes, in `~/.cache/fedjax_ssl` unless JAX already has a folder for them.
@@ -131,7 +132,7 @@ def run(
     """
     if not jax.config.jax_compilation_cache_dir:
         keep_programs()
-    experiment = build(config, dataset, method=method, model=model)
+    experiment = build(config, dataset, method=method, model=model, start=start)
     show = _live(live) if live else None
     rows: list[tuple[Row, ...]] = []
     state = None

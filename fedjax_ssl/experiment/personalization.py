@@ -13,12 +13,18 @@ from fedjax_ssl.arrays import PyTree
 from fedjax_ssl.data.federated import Table
 from fedjax_ssl.experiment.experiment import Experiment
 from fedjax_ssl.local.task import evaluated_weights
-from fedjax_ssl.method import Cohort, Method
+from fedjax_ssl.method import Cohort, Method, exchanged
 from fedjax_ssl.simulation.asynchronous import inner
 from fedjax_ssl.simulation.round import ClientInputs, Round, RoundData, RunState, run_client
 from fedjax_ssl.simulation.simulator import check_alive
 from fedjax_ssl.simulation.source import capacity, gather_images
+from fedjax_ssl.wrappers.compression import Compressed
 
+ALONE = {
+    "client.steps": 0, "client.unlabeled_epochs": 0, "client.unlabeled_wait": 0, "client.compression": "none",
+    "client.optimizer.schedule": "constant", "client.optimizer.warmup_rounds": 0.0, "system.faulty": 0.0, "privacy.clip": 0.0,
+}  # fmt: skip
+"""What a client that trains for itself alone does not do."""
 CHUNK = 32  # clients of one call of the program, which bounds its memory
 
 
@@ -33,9 +39,9 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
     """Each client trains the global model for some epochs, as its method's clients do, and is then tested on its own examples.
 
     With labels at the clients it trains on these as well, otherwise by its method's loss on unlabeled examples. Its batch norm
-    keeps the global statistics, and its learning rate is the one before any schedule, which may end at 0. No client is faulty.
-    The draws depend on the seed, the round and the client alone. ValueError without test examples of clients, or for a method
-    whose clients do not send the network that it evaluates.
+    keeps the global statistics, and its learning rate is the one before any schedule, which may end at 0. No client is faulty,
+    and nothing is compressed or clipped, as nothing is sent. The draws depend on the seed, the round and the client alone.
+    ValueError without test examples of clients, or for a method whose clients do not send the network that it evaluates.
     """
     settings, table = experiment.settings, experiment.problem.data.client_test
     if table is None:
@@ -44,16 +50,19 @@ def personalized(experiment: Experiment, state: RunState, epochs: int) -> Person
         )
     if not experiment.method.requires.clients:
         raise ValueError(f"personalize: got method.name={settings.method.name}, which has no clients, accepted: with clients")
-    optimizer = settings.client.optimizer.model_copy(update={"schedule": "constant", "warmup_rounds": 0.0})
-    client = settings.client.model_copy(update={"epochs": epochs, "steps": 0, "optimizer": optimizer})
-    method = experiment.trained(client, experiment.problem.first_number)
+    method = experiment.changed({"client.epochs": epochs, **ALONE}, experiment.problem.first_number)
+    if isinstance(state.clients, Compressed):
+        state = state._replace(clients=state.clients.own)
     program = jax.jit(partial(_right, method, one_by_one=experiment.layout.chunk_size == 1))
     found = [jax.device_get(program(*arguments)) for arguments in _chunks(experiment, state, table)]
     return Personalized(*_shares(found, table))
 
 
 def of_states(experiment: Experiment, state: RunState) -> dict[str, Float64[np.ndarray, " K"]]:
-    """Accuracies on the clients' own test examples of each model that the method's clients keep (`Method.predict_client`)."""
+    """Accuracies on the clients' own test examples of each model that the method's clients keep (`Method.predict_client`).
+
+    NaN for a client without test examples, or without such a model yet, whose logits are NaN.
+    """
     table, names = experiment.problem.data.client_test, experiment.method.predict_client
     if table is None or not names:
         return {}
@@ -63,7 +72,9 @@ def of_states(experiment: Experiment, state: RunState) -> dict[str, Float64[np.n
             own, (images, labels, count) = both
             mask = jnp.arange(len(labels)) < count
             logits = [predict(state.server, own, images, mask) for predict in names.values()]
-            return jnp.stack([jnp.sum(mask & (one.argmax(-1) == labels)) for one in logits])
+            right = [jnp.sum(mask & (one.argmax(-1) == labels)) for one in logits]
+            is_there = [jnp.all(jnp.isfinite(one)) for one in logits]
+            return jnp.stack([jnp.where(there, number, jnp.nan) for there, number in zip(is_there, right, strict=True)])
 
         return jax.lax.map(of_client, (state.clients, tests))
 
@@ -119,11 +130,8 @@ def _moved(method: Method, server: PyTree, change: PyTree, images: jax.Array) ->
     """The server's state with `change` taken from the parameters that it evaluates."""
     with evaluated_weights() as found:
         next(iter(method.predict.values()))(server, images[:1], jnp.ones(1, bool))
-    known = {id(x) for x in jax.tree.leaves(server)}
+    refused = "personalize: got a method whose clients do not send the network that it evaluates"
     params = found[0].params if len(found) == 1 else ()
-    is_there = bool(found) and all(id(x) in known for x in jax.tree.leaves(params))
-    is_alike = str(jax.tree.structure(params)) == str(jax.tree.structure(change))
-    if not (is_there and is_alike):
-        raise ValueError("personalize: got a method whose clients do not send the network that it evaluates")
-    new = {id(x): x - y.astype(x.dtype) for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(change), strict=True)}
-    return jax.tree.map(lambda x: new.get(id(x), x), server)
+    if str(jax.tree.structure(params)) != str(jax.tree.structure(change)):
+        raise ValueError(refused)
+    return exchanged(server, params, jax.tree.map(lambda x, y: x - y.astype(x.dtype), params, change), refused)

@@ -22,6 +22,14 @@ class PrivacySettings(Model):
         "clients of a round. 0 adds none. Larger ones give more privacy, a smaller epsilon, and a less accurate model.",
     )
 
+    @pydantic.model_validator(mode="after")
+    def _noise_is_for_a_clip(self) -> Self:
+        if self.noise and not self.clip:
+            raise ValueError(
+                f"noise: got {self.noise:g} with privacy.clip=0, accepted: 0, or a clip, of which it is a multiple"
+            )
+        return self
+
 
 class SystemSettings(Model):
     """System heterogeneity: clients that are slow, late, away, drop out or are faulty. By default there is none."""
@@ -113,7 +121,7 @@ class SystemSettings(Model):
 
     faulty: Fraction = Field(
         default=0.0,
-        description="Share of all clients that are faulty: the clients with the lowest numbers, in every round in which they "
+        description="Share of all clients that are faulty: the clients with the highest numbers, in every round in which they "
         "take part.",
     )
     fault: Annotated[Literal["sign_flip", "noise", "labels"], ReadWhere(faulty=SET)] = Field(

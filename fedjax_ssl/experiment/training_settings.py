@@ -162,7 +162,7 @@ class ClientSettings(Model):
         default=1.0,
         description="Factor of the learning rate of a client without labels, with `data.labels_at=some_clients`.",
     )
-    labeled_rounds: Annotated[Count, SOME_CLIENTS] = Field(
+    unlabeled_wait: Annotated[Count, SOME_CLIENTS] = Field(
         default=0,
         description="Number of rounds at the beginning in which clients without labels rest, with "
         "`data.labels_at=some_clients`: a warm-up on labels alone.",

@@ -48,6 +48,8 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
     ("server.optimizer.name", lambda name, facts: name != "sgd" and facts.at_server > 0,
      "it steps with the average of the clients' updates; the server's training on its labels has server.training.optimizer"),
     ("*.warmup_rounds", lambda number, facts: number >= facts.settings.rounds, "the warm-up lasts until the end of the run"),
+    ("client.unlabeled_wait", lambda number, facts: number >= facts.settings.rounds, "clients without labels never take part"),
+    ("method.burn_in", lambda number, facts: number >= facts.settings.rounds, "clients never train on unlabeled examples"),
     ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
     ("*.weight_decay", lambda weight, _: weight > 1, "the weights are drawn to 0"),
     ("*.clip_norm", lambda norm, _: 0 < norm < 1e-4, "the steps almost vanish"),

@@ -45,10 +45,10 @@ class Server(NamedTuple):
     """
 
     optimizer: optax.GradientTransformation  # any of optax; its gradient is the aggregated update, broadcast minus local
-    fine_tune: Training  # supervised training on the server's labels, each round, where it has any
+    training: Training  # supervised training on the server's labels, each round, where it has any
     pretrain: int  # number of such trainings before round 1
     static_norm: StaticNorm | None  # None: no sBN statistics are collected, even where the task uses them
-    training: str = "after"
+    when: str = "after"
 
 
 class Broadcast(NamedTuple):
@@ -118,7 +118,7 @@ def server_work(task: Task, server: Server) -> ServerWork:
     def statistics(state: ServerState, data: ServerData) -> ServerState:
         return state._replace(weights=with_statistics(task, server.static_norm, state.weights, data))
 
-    return ServerWork(step, train, statistics, server.pretrain, server.training == "parallel")
+    return ServerWork(step, train, statistics, server.pretrain, server.when == "parallel")
 
 
 def train_server(
@@ -131,7 +131,7 @@ def train_server(
     if "server" not in task.labels_at:
         return start, {}
     order_key, train_key = jax.random.split(key)
-    training = server.fine_tune
+    training = server.training
     schedule, rate = training.schedule(order_key, data.labeled.mask), training.learning_rate(data.round)
     gradient = objective(schedule.steps)
     end, metrics, *_ = minimize(task, training, gradient, start, schedule, learning_rate=rate, key=train_key)
@@ -211,7 +211,7 @@ def method_without_clients(
 def init(task: Task, server: Server, key: Key, spec: DataSpec) -> ServerState:
     """The server's state before round 1."""
     weights = task.init(key, spec.image_shape)
-    optimizer = server.fine_tune.init(weights.params) if "server" in task.labels_at else ()
+    optimizer = server.training.init(weights.params) if "server" in task.labels_at else ()
     return ServerState(weights, server.optimizer.init(weights.params), optimizer)
 
 

@@ -97,7 +97,7 @@ def method_of(setup: Setup, start: Callable[[int], PyTree], unlabeled_loss: Unla
 
     def init(key: jax.Array, spec: DataSpec) -> CentralState:
         weights = task.init(key, spec.image_shape)
-        return CentralState(weights, weights.params, server.fine_tune.init(weights.params), start(spec.num_classes))
+        return CentralState(weights, weights.params, server.training.init(weights.params), start(spec.num_classes))
 
     return method_without_clients(
         init=init,
@@ -112,7 +112,7 @@ def train_round(
 ) -> tuple[CentralState, Metrics]:
     """One round: the server's steps, then the statistics of batch norm where they are static."""
     task, _, server, options = setup
-    training = server.fine_tune
+    training = server.training
 
     def step(state: CentralState, inputs: StepInputs, key: jax.Array) -> tuple[CentralState, Metrics]:
         gradients, status = gradient(task, unlabeled_loss, data, state, inputs, key)

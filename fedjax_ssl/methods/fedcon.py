@@ -85,7 +85,7 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
         image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
         (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
         head, _ = pure(Predictor(options.head_hidden or 3 * num_features)).init(jax.random.fold_in(key, 1), (num_features,))
-        optimizers = server.optimizer.init(backbone.params), server.fine_tune.init(weights.params)
+        optimizers = server.optimizer.init(backbone.params), server.training.init(weights.params)
         state = ServerState(weights, *optimizers, extra=Teacher(weights.params, jnp.zeros((), jnp.int32)))
         optimizer = client.init({"backbone": backbone.params, "head": head})
         one = FedConClientState(head, backbone.params, jnp.zeros((), bool), optimizer)

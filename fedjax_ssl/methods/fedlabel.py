@@ -143,7 +143,7 @@ def fedlabel(*, task: Task, client: Training, server: Server, options: FedLabelO
         state, optimizers = method.init(key, spec)
         return state, FedLabelClientState(optimizers, optimizers)
 
-    return method._replace(init=init, parameters=both_changes if in_halves else method.parameters)
+    return method._replace(init=init, parameters=merged if in_halves else method.parameters)
 
 
 def merge(aggregate: Aggregate) -> Aggregate:
@@ -153,11 +153,9 @@ def merge(aggregate: Aggregate) -> Aggregate:
     return aggregate._replace(update=jax.tree.map(lambda of_l, of_u: (of_l + of_u / safe) / 2, labeled, unlabeled))
 
 
-def both_changes(halves: Halves) -> PyTree:
-    """The parameters of Halves: the sum of both changes, (w - w_L) + (w - w_U), as with `aggregation=sum`."""
-    labeled, unlabeled, used = halves
-    safe = jnp.where(used > 0, used, 1.0)
-    return jax.tree.map(lambda of_l, of_u: of_l + of_u / safe, labeled.params, unlabeled.params)
+def merged(halves: Halves) -> PyTree:
+    """By how much one client's Halves would change the parameters: half the sum of its changes, (w - w_L) and (w - w_U)."""
+    return merge(Aggregate(halves, halves.used)).update.params
 
 
 def client_update(

@@ -99,8 +99,8 @@ def fedmatch(*, task: Task, client: Training, server: Server, options: FedMatchO
         broadcast=partial(broadcast, setup),
         predict={"global": lambda state, images, mask: task.predict(evaluated(options, state.weights), images, mask)},
         predict_client={
-            "last_upload": lambda state, own, images, mask: task.predict(
-                of_client(options, state.weights, own.psi), images, mask
+            "last_upload": lambda state, own, images, mask: jnp.where(
+                own.seen, task.predict(of_client(options, state.weights, own.psi), images, mask), jnp.nan
             )
         },
         requires=method.requires._replace(all_states=True, server_training=("after",)),
@@ -118,7 +118,7 @@ def init(setup: Setup, key: jax.Array, spec: DataSpec) -> tuple[ServerState, Fed
     params, stats = task.init(key, spec.image_shape)
     parts, k = decomposed.split(params), spec.num_clients
     optimizer = server.optimizer.init(parts if trains_both(task) else parts.psi)
-    fine_tune = server.fine_tune.init(parts.sigma) if "server" in task.labels_at else ()
+    fine_tune = server.training.init(parts.sigma) if "server" in task.labels_at else ()
     optimizers = tuple(client.init(part) for part in (parts if trains_both(task) else parts[1:]))
     first = FedMatchClientState(jnp.zeros((), bool), jnp.zeros(task.num_classes), parts.psi, optimizers)
     clients = optax.tree.batch_shape(first, (k,))

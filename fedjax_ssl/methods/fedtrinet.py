@@ -103,7 +103,9 @@ def fedtrinet(*, task: Task, client: Training, server: Server, options: FedTriNe
         init=init,
         server_update=server_update,
         requires=method.requires._replace(next_cohort=True),
-        predict_client={"last_upload": lambda _, own, images, mask: task.predict(own.last, images, mask)},
+        predict_client={
+            "last_upload": lambda _, own, images, mask: jnp.where(own.seen, task.predict(own.last, images, mask), jnp.nan)
+        },
     )
 
 

@@ -2,7 +2,7 @@
 
 Equations and constants are those of the authors' released code, as the paper's text was not at hand. There a client of several
 groups trains once for each, and clients are warmed up by a given checkpoint. Here each client of a round trains once, for all
-groups that it is drawn into afterwards, and `client.labeled_rounds` are a warm-up.
+groups that it is drawn into afterwards, and `client.unlabeled_wait` rounds are a warm-up.
 """
 
 from functools import partial

@@ -169,13 +169,14 @@ def table(name: str, title: str, results: Sequence[Result]) -> Table:
     return Table(f"sweep_{slug(name)}", title, HEADER, tuple(map(_row, results)), below)
 
 
-def accuracies(results: Sequence[Result], *, interval: bool = False) -> dict[tuple[str, str], str]:
+def accuracies(results: Sequence[Result]) -> dict[tuple[str, str], Cell]:
     """Of each cell, by row and column, the mean in % with its spread, in brackets the paper's; `failed` if a run has none."""
-    found = {}
+    found = dict[tuple[str, str], Cell]()
     for one in results:
         own, paper = _row(one)[2:4]
-        text = str(own._replace(is_interval=interval)) if isinstance(own, Spread) else "failed"
-        found[one["case"]["row"], one["case"]["column"]] = text + f" [{paper}]" * (paper != DASH)
+        beside = f" [{paper}]" * (paper != DASH)
+        cell = own._replace(beside=beside) if isinstance(own, Spread) else f"failed{beside}"
+        found[one["case"]["row"], one["case"]["column"]] = cell
     return found
 
 
@@ -187,11 +188,11 @@ def last_accuracies(done: Sequence[Done], seeds: int) -> Table:
     return grid("sweep", f"Accuracy of the last round in %{of_seeds}{of_paper}", entries)
 
 
-def grid(name: str, title: str, entries: Mapping[tuple[str, str], str], note: str = "") -> Table:
-    """Rows by columns, as papers have them; `entries` are texts by row and column."""
+def grid(name: str, title: str, entries: Mapping[tuple[str, str], Cell]) -> Table:
+    """Rows by columns, as papers have them; `entries` are by row and column."""
     rows, columns = (dict.fromkeys(place[axis] for place in entries) for axis in (0, 1))
     head = ("", *(column or "accuracy, %" for column in columns))
-    return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows), note)
+    return Table(name, title, head, tuple((row, *(entries.get((row, c), DASH) for c in columns)) for row in rows))
 
 
 def chosen_by_validation(name: str, results: Sequence[Result]) -> Table | None:

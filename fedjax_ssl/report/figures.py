@@ -74,6 +74,8 @@ def picture(figure: Figure, name: str, title: str, alt: str, caption: str = "") 
     for text in figure.findobj(Text):
         text.set_text(drawable(text.get_text()))
         text.set_parse_math(has_math(text.get_text()))
+        if hasattr(text, "set_fontfeatures"):  # matplotlib >= 3.11 shapes text
+            text.set_fontfeatures(["-liga"])
     with rc_context({**STYLE, "svg.hashsalt": name}):
         figure.savefig(streams["svg"], format="svg", metadata={"Date": None})
         figure.savefig(streams["png"], format="png", dpi=200, metadata={"Software": None})

@@ -68,8 +68,7 @@ def results(grouped: Grouped, target: float) -> Table:
     note = (
         "Test accuracy of the last evaluation and mean of the last five, means over runs. To the "
         f"target: the first evaluation with {shown} or more; MB (10^6 bytes) up and down of all clients; seconds of rounds, "
-        "those of all runs that share a program, without compilation and evaluation; (2 of 3): the mean of those runs that "
-        "have a value. A group's name leads to its command."
+        "those of all runs that share a program, without compilation and evaluation. A group's name leads to its command."
     )
     return Table("results", "Test accuracy, and costs to a target accuracy", header, tuple(rows), note)
 

@@ -188,7 +188,7 @@ def _with_intervals(item: Item) -> Item:
 def _results(made_from: Source) -> list[Item]:
     grouped, interval = made_from.grouped, made_from.choices.interval
     shown = [table for one in made_from.sweeps for table in _tables(one, interval)]
-    figures = [one for sweep in made_from.sweeps for one in _along(sweep, interval)]
+    figures = [one for sweep in made_from.sweeps for one in _along(sweep, made_from.choices)]
     accuracies = results.results(grouped, made_from.target)
     accuracies = (accuracies.with_intervals() if interval else accuracies).marked((1, 2))
     items: list[Item | None] = [accuracies, results.validated(grouped)]
@@ -203,14 +203,14 @@ def _tables(sweep: cells.Sweep, interval: bool) -> Iterator[tables.Table]:
     title = sweep.about or f"Cells of {sweep.name}"
     if len({one["case"]["column"] for one in sweep.results}) > 1:
         name = f"sweep_{slug(sweep.name)}_accuracy"
-        entries = cells.accuracies(sweep.results, interval=interval)
-        yield cells.grid(name, f"{title}: accuracy of the last round, %", entries, tables.plus_minus(interval))
+        found = cells.grid(name, f"{title}: accuracy of the last round, %", cells.accuracies(sweep.results))
+        yield (found.with_intervals() if interval else found).marked(range(1, len(found.header)))
     if (chosen := cells.chosen_by_validation(sweep.name, sweep.results)) is not None:
         yield chosen._replace(title=f"{title}: {chosen.title.lower()}")
     yield cells.table(sweep.name, title, sweep.results).without_empty()
 
 
-def _along(sweep: cells.Sweep, interval: bool) -> Iterator[Picture]:
+def _along(sweep: cells.Sweep, choices: Choices) -> Iterator[Picture]:
     """Accuracy against the number that a sweep changes, and the bytes where they change with it; of cells without an error."""
     having = [one for one in sweep.results if sweep.x and not any("error" in run for run in one["runs"])]
     lines: dict[str, list[tuple[float, cells.Result]]] = {}
@@ -223,13 +223,13 @@ def _along(sweep: cells.Sweep, interval: bool) -> Iterator[Picture]:
             points.sort(key=lambda point: point[0])
             spreads = [tables.spread([factor * run[key] for run in one["runs"]]) for _, one in points]
             means = np.array([one.mean for one in spreads])
-            bands = np.array([one._replace(is_interval=interval).half for one in spreads])
+            bands = np.array([one._replace(is_interval=choices.interval).half for one in spreads])
             own.append(Curve(line or sweep.name, np.array([x for x, _ in points]), means, bands, style))
         if key == "accuracy" or any(np.ptp(one.mean) for one in own):
             parts[label] = own
     if ticks := sorted({x for points in lines.values() for x, _ in points}):
         title = sweep.about or f"Accuracy against {sweep.x}"
-        yield figures.curves(f"sweep_{slug(sweep.name)}_along", title, parts, sweep.x, ticks=ticks)
+        yield figures.curves(f"sweep_{slug(sweep.name)}_along", title, parts, sweep.x, ticks=ticks, width=choices.width)
 
 
 def _accuracy(made_from: Source) -> list[Item]:

@@ -11,7 +11,8 @@ from fedjax_ssl.options import plural
 
 Columns = Mapping[str, Float[np.ndarray, " T"]]
 AXES = {
-    "rounds": "round", "bytes": "MB sent", "seconds": "seconds", "passes": "thousand passes", "simulated": "simulated seconds",
+    "rounds": "round", "bytes": "MB sent", "uploads": "MB uploaded", "seconds": "seconds", "passes": "thousand passes",
+    "simulated": "simulated seconds",
 }  # fmt: skip
 """What curves are drawn against, and the axis' label."""
 LEVEL = 0.95  # of confidence intervals
@@ -88,7 +89,7 @@ def first_reaching(x: Float[np.ndarray, " T"], y: Float[np.ndarray, " T"], targe
 
 
 def axis(columns: Columns, kind: str) -> Float[np.ndarray, " T"]:
-    """What a run has spent after each row, by a name in AXES: rounds, bytes up and down, seconds of rounds, or passes.
+    """What a run has spent after each row, by a name in AXES: rounds, bytes, uploads, seconds of rounds, or passes.
 
     Bytes are in units of 10^6, passes of 10^3. Seconds are the sum of `time/round_s`, simulated ones of `sim/seconds`, NaN from
     the first missing round on.
@@ -100,11 +101,12 @@ def axis(columns: Columns, kind: str) -> Float[np.ndarray, " T"]:
     if kind in ("seconds", "simulated"):
         known = rounds == np.arange(1, len(rounds) + 1)
         return np.cumsum(np.where(known, columns.get("time/round_s" if kind == "seconds" else "sim/seconds", none), np.nan))
-    first, second, unit = {
-        "bytes": ("comm/bytes_up", "comm/bytes_down", 1e6),
-        "passes": ("cost/forward_passes", "cost/backward_passes", 1e3),
+    summed, unit = {
+        "bytes": (("comm/bytes_up", "comm/bytes_down"), 1e6),
+        "uploads": (("comm/bytes_up",), 1e6),
+        "passes": (("cost/forward_passes", "cost/backward_passes"), 1e3),
     }[kind]
-    return (columns.get(first, none) + columns.get(second, none)) / unit
+    return np.sum([columns.get(name, none) for name in summed], axis=0) / unit
 
 
 def common(

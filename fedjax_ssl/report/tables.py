@@ -17,7 +17,6 @@ DASH = "\N{EN DASH}"
 
 
 BEST, NEAR = "*", "†"
-MARKS = "Bold (* in text): the largest mean of its column; †: a mean within its ±."
 
 
 class Spread(NamedTuple):
@@ -34,6 +33,7 @@ class Spread(NamedTuple):
     missing: int = 0
     is_interval: bool = False
     mark: str = ""  # BEST or NEAR, in a column whose cells are compared
+    beside: str = ""  # what stands behind it, such as the paper's number
 
     @property
     def half(self) -> float:
@@ -46,7 +46,7 @@ class Spread(NamedTuple):
         text = f"{self.mean:,.{self.digits}f}"
         text += "" if math.isnan(self.half) else f" ± {self.half:,.{self.digits}f}"
         text += f" ({self.number} of {self.number + self.missing})" if self.missing else ""
-        return text + f" {NEAR}" * (self.mark == NEAR)
+        return text + self.beside + f" {NEAR}" * (self.mark == NEAR)
 
 
 def spread(values: Sequence[float], digits: int | None = None) -> Spread:
@@ -105,9 +105,21 @@ class Table(NamedTuple):
 
     @property
     def below(self) -> str:
-        """The note, and what ± is, where a cell has one."""
-        shown = [cell for row in self.rows for cell in row if isinstance(cell, Spread) and not math.isnan(cell.half)]
-        return " ".join(filter(None, [self.note, plus_minus(shown[0].is_interval) if shown else ""]))
+        """The note, and what the signs in its cells are."""
+        return " ".join(filter(None, [self.note, self.signs(f"Bold ({BEST} in text)")]))
+
+    def signs(self, best: str) -> str:
+        """What ±, (2 of 3) and marks in cells are, as far as a cell has them; `best` says how the best ones are marked."""
+        spreads = [cell for row in self.rows for cell in row if isinstance(cell, Spread) and not math.isnan(cell.mean)]
+        wide, lacking = [one for one in spreads if not math.isnan(one.half)], [one for one in spreads if one.missing]
+        marks = {one.mark for one in spreads}
+        parts = [plus_minus(wide[0].is_interval)] if wide else []
+        if lacking:
+            number = f"{lacking[0].number} of {lacking[0].number + lacking[0].missing}"
+            parts.append(f"({number}): the mean of those runs that have a value.")
+        if BEST in marks:
+            parts.append(f"{best}: the largest mean of its column{f'; {NEAR}: a mean within its ±' * (NEAR in marks)}.")
+        return " ".join(parts)
 
     def marked(self, columns: Sequence[int]) -> "Table":
         """The table whose best means in some columns, and those within the best one's ±, are marked; few rows say nothing."""
@@ -123,8 +135,7 @@ class Table(NamedTuple):
                 if isinstance(cell, Spread) and not math.isnan(cell.mean):
                     is_best = cell.mean == best.mean
                     row[column] = cell._replace(mark=BEST if is_best else NEAR if cell.mean >= least else "")
-        changed = self._replace(rows=tuple(map(tuple, rows)))
-        return changed._replace(note=f"{self.note} {MARKS}".strip()) if changed != self else self
+        return self._replace(rows=tuple(map(tuple, rows)))
 
     def with_intervals(self) -> "Table":
         """The table with confidence intervals in place of standard deviations."""
@@ -173,7 +184,7 @@ def comma_separated(table: Table) -> str:
 def latex(table: Table) -> str:
     r"""A `table` environment with booktabs' rules; the document needs \usepackage{booktabs}."""
     columns = "".join("r" if table.is_number(i) else "l" for i in range(len(table.header)))
-    said = table._replace(note="").below
+    said = table.signs("Bold")
     caption = f"{table.title}. {said}" if said else table.title
     lines = [
         r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{escaped(caption)}}}",

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from fedjax_ssl.experiment.best import ending
 from fedjax_ssl.experiment.expansion import flattened, identity
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import one_line
@@ -105,7 +106,7 @@ class _MLflow:
 
         where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute() / 'mlflow.db'}"
         self._client, name, tag = MlflowClient(where), "fedjax_ssl", {"fedjax_ssl.id": _identity(settings, folder)}
-        self._rounds, self._done = settings.rounds, 0
+        self._settings, self._is_over = settings, False
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
         query = f"tags.`fedjax_ssl.id` = '{_identity(settings, folder)}'"
@@ -121,11 +122,12 @@ class _MLflow:
     def add(self, round: int, metrics: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now, self._done = int(1000 * time.time()), round
+        now = int(1000 * time.time())
+        self._is_over = round >= self._settings.rounds or bool(ending({"round": round, **metrics}, self._settings))
         self._client.log_batch(self._id, [Metric(key, value, now, round) for key, value in metrics.items()])
 
     def close(self) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if self._done >= self._rounds else "KILLED")
+        self._client.set_terminated(self._id, "FINISHED" if self._is_over else "KILLED")
 
 
 OTHERS: dict[str, Any] = {"wandb": _WandB, "mlflow": _MLflow}

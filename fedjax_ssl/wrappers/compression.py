@@ -15,7 +15,7 @@ from jaxtyping import Float
 from fedjax_ssl.arrays import Array, Key, PyTree
 from fedjax_ssl.data.federated import Examples
 from fedjax_ssl.local.task import substream
-from fedjax_ssl.method import ClientData, ClientOutput, Cohort, DataSpec, Method
+from fedjax_ssl.method import ClientData, ClientOutput, Cohort, DataSpec, Method, exchanged
 from fedjax_ssl.metrics import Sum, num_bytes
 
 BITS = {"int8": 8, "int4": 4}
@@ -34,7 +34,8 @@ def with_compression(method: Method, kind: str, share: float) -> Method:
 
     `int8` and `int4` round to multiples of max |x| / 127 or / 7 of a tensor, up or down at random, so that the mean is exact
     (QSGD, Alistarh et al. 2017). `topk` sends the `share` of values that are largest; a client adds what it did not send to its
-    next update (error feedback, Stich et al. 2018).
+    next update (error feedback, Stich et al. 2018). ValueError, as the method is traced, where clients do not count
+    `comm/bytes_up`, or the change of parameters is computed from several that they send.
     """
     if kind == "none" or not method.requires.clients:
         return method
@@ -62,11 +63,13 @@ def with_compression(method: Method, kind: str, share: float) -> Method:
             output = output._replace(client_state=Compressed(output.client_state, unsent))
         else:
             sent, size = quantized(params, BITS[kind], substream(key, "compression"))
-        new = {id(x): y for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(sent), strict=True)}
         metrics, up = dict(output.metrics), output.metrics.get("comm/bytes_up")
-        if isinstance(up, Sum):
-            metrics["comm/bytes_up"] = Sum(_bytes(up.total, num_bytes(output.update), num_bytes(params), size))
-        update = jax.tree.map(lambda x: new.get(id(x), x), output.update)
+        if not isinstance(up, Sum):
+            accepted = "none with a method whose clients do not count comm/bytes_up"
+            raise ValueError(f"client.compression: got {kind}, accepted: {accepted}")
+        metrics["comm/bytes_up"] = Sum(_bytes(up.total, num_bytes(output.update), num_bytes(params), size))
+        accepted = "none where a server computes the change of parameters from several that a client sends"
+        update = exchanged(output.update, params, sent, f"client.compression: got {kind}, accepted: {accepted}")
         return output._replace(update=update, metrics=metrics)
 
     def of_own(predict: Any) -> Any:

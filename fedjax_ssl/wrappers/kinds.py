@@ -13,7 +13,7 @@ class Kinds(NamedTuple):
     """How clients without labels differ from those that have some."""
 
     unlabeled_rate: Number = 1.0  # factor of their learning rate
-    labeled_rounds: int = 0  # rounds before they begin
+    wait: int = 0  # rounds before they begin
 
 
 def with_kinds(method: Method, kinds: Kinds) -> Method:
@@ -28,9 +28,9 @@ def with_kinds(method: Method, kinds: Kinds) -> Method:
     def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
         if not (hasattr(shared, "learning_rate") and hasattr(shared, "round")):
             accepted = "a method that broadcasts a local.Broadcast"
-            raise ValueError(f"client.unlabeled_rate, client.labeled_rounds: got {type(shared).__name__}, accepted: {accepted}")
+            raise ValueError(f"client.unlabeled_rate, client.unlabeled_wait: got {type(shared).__name__}, accepted: {accepted}")
         is_labeled = data.labeled.count > 0
-        rests = ~is_labeled & (shared.round < kinds.labeled_rounds)
+        rests = ~is_labeled & (shared.round < kinds.wait)
         shared = shared._replace(learning_rate=shared.learning_rate * jnp.where(is_labeled, 1.0, kinds.unlabeled_rate))
         unlabeled = data.unlabeled._replace(count=jnp.where(rests, 0, data.unlabeled.count))
         output = method.client_update(shared, per_client, state, data._replace(unlabeled=unlabeled), key)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Float32
 from fedjax_ssl.arrays import Array, Count, Key, Number, PyTree, check_update
 from fedjax_ssl.local.optimizers import is_on
 from fedjax_ssl.local.task import substream
-from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, Method, ServerData
+from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Cohort, Method, ServerData, exchanged
 from fedjax_ssl.metrics import Metrics
 
 Updates = Float[Array, " M *shape"]
@@ -21,7 +21,7 @@ Present = Bool[Array, " M"]
 class Faults(NamedTuple):
     """Which clients are faulty, and what they do."""
 
-    share: Number  # of all clients: those with the lowest ids
+    share: Number  # of all clients: those with the highest ids
     fault: str  # `sign_flip`, `noise` or `labels`
     scale: Number = 1.0  # of the flipped update, or of the noise beside the update
 
@@ -48,7 +48,7 @@ def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num
 
     def broadcast(server: PyTree, clients: PyTree, cohort: Cohort) -> tuple[PyTree, PyTree]:
         shared, per_client = method.broadcast(server, clients, cohort)
-        return shared, (per_client, cohort.ids < number_faulty(faults.share, num_clients))
+        return shared, (per_client, cohort.ids >= num_clients - number_faulty(faults.share, num_clients))
 
     def client_update(shared: PyTree, per_client: PyTree, state: PyTree, data: ClientData, key: Key) -> ClientOutput:
         own, is_faulty = per_client
@@ -64,8 +64,9 @@ def with_faulty_clients(method: Method, faults: Faults, *, num_clients: int, num
         else:
             wrong = jax.tree.map(lambda x: (-faults.scale * x).astype(x.dtype), params)
         wrong = optax.tree.where(is_faulty, wrong, params)
-        new = {id(x): y for x, y in zip(jax.tree.leaves(params), jax.tree.leaves(wrong), strict=True)}
-        return output._replace(update=jax.tree.map(lambda x: new.get(id(x), x), output.update))
+        accepted = "0, or fault=labels, where a server computes the change of parameters from several that a client sends"
+        refused = f"system.faulty: got {faults.share} with fault={faults.fault}, accepted: {accepted}"
+        return output._replace(update=exchanged(output.update, params, wrong, refused))
 
     return method._replace(broadcast=broadcast, client_update=client_update)
 
@@ -139,7 +140,9 @@ def _krum(method: Method, updates: PyTree, present: Present, faulty: Number) -> 
     others = present[:, None] & present[None] & ~jnp.eye(len(present), dtype=bool)
     nearest = jnp.sort(jnp.where(others, squares, jnp.inf), axis=1)
     counted = jnp.arange(len(present)) < jnp.maximum(jnp.sum(present) - number_assumed(faulty, jnp.sum(present)) - 2, 1)
-    scores = jnp.where(present, jnp.sum(jnp.where(counted & jnp.isfinite(nearest), nearest, 0.0), axis=1), jnp.inf)
+    is_other = jnp.arange(len(present)) < jnp.sum(present) - 1  # the rest of a row are no updates
+    scores = jnp.sum(jnp.where(counted & is_other, nearest, 0.0), axis=1)
+    scores = jnp.where(present, jnp.minimum(scores, jnp.finfo(jnp.float32).max), jnp.inf)  # a distance may overflow
     return jax.tree.map(lambda x: x[jnp.argmin(scores)], updates)
 
 

@@ -147,10 +147,17 @@ def test_small_changes_the_size_of_a_papers_config_and_nothing_else(name):
     assert ignored(small, unread(small)) == {}
     sizes = ("rounds", "cohort_size", "data.num_clients", "client.epochs", "eval_every", "checkpoint_every")
     changed = {key: value for key, value in flat(whole.to_dict()).items() if flat(small.to_dict()).get(key) != value}
-    assert {key for key in changed if not key.startswith("model.")} <= {*sizes}
+    phases = ("client.unlabeled_wait", "labeled_cohort") if name.startswith("cbafed") else ()
+    assert {key for key in changed if not key.startswith("model.")} <= {*sizes, *phases}
     assert (small.model.norm, small.model.norm_momentum) == (whole.model.norm, whole.model.norm_momentum)
     with pytest.raises(ValueError, match=r"got 'small=1', accepted: (.*, )?small"):
         settings(name, "small=1")
+
+
+def test_small_keeps_the_shares_of_phases_that_are_numbers_of_rounds():
+    small = settings("cbafed_svhn", "small")  # of 547 rounds 46 are without the clients that have no labels
+    assert (small.rounds, small.client.unlabeled_wait, small.labeled_cohort) == (30, 3, 1)
+    assert settings("fedlabel_cifar10", "released,small").method.for_rounds(30).burn_in == 1  # of 2,000 rounds 50
 
 
 def test_small_takes_a_fifth_of_the_clients_with_their_own_shares_and_keeps_a_client_for_each_pair_of_classes():

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 
+import jax
 import matplotlib
 import numpy as np
 import pytest
@@ -63,6 +64,17 @@ def test_a_plot_has_a_line_for_each_value_the_mean_over_its_seeds(seeds):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["scale=0.5", "scale=2"]
     assert len(axes.collections) == 2
     assert [line.get_xdata().tolist() for line in seeds.plot().lines] == [[2, 4]] * 2  # of evaluated rounds
+
+
+def test_a_history_begins_at_the_weights_of_another_run():
+    trained, still = (
+        tiny.config("fedavg", network="linear", labels_at="clients", rounds=1, client__optimizer__learning_rate=rate)
+        for rate in (0.1, 1e-12)
+    )
+    before = fedjax_ssl.run(trained)
+    after = fedjax_ssl.run(still, start=(before.experiment, before.state))
+    kernels = [jax.tree.leaves(one.state.server.weights.params)[-1] for one in (before, after)]
+    np.testing.assert_allclose(*kernels, atol=1e-6)
 
 
 def test_experiments_are_compared_by_the_mean_of_their_last_values(monkeypatch):

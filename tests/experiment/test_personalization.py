@@ -182,6 +182,38 @@ def test_personalized_models_train_at_the_rate_before_the_schedule_and_without_f
     assert not np.array_equal(found.after, found.before)
 
 
+@pytest.mark.parametrize("where", [{"client__compression": "topk"}, {"privacy__clip": 1e-3}])
+def test_nothing_that_a_client_keeps_is_compressed_or_clipped(where):
+    own = HELD_OUT | {"labels_at": "clients", "network": "linear", "rounds": 1}
+    plain, sent = (tiny.experiment("fedavg", **own, **extra) for extra in ({}, where))
+    (state, _), (other, _) = next(plain.rounds()), next(sent.rounds())
+    expected = personalized(plain, state, epochs=2)
+    found = personalized(sent, other._replace(server=state.server), epochs=2)
+    np.testing.assert_array_equal(found.after, expected.after)
+
+
+def test_clients_without_labels_train_as_many_epochs_as_they_are_told():
+    """With settings under which they train for fewer, and not yet in the first rounds."""
+    own = HELD_OUT | {"labels_at": "some_clients", "network": "linear", "rounds": 1, "client__epochs": 2}
+    own |= tiny.confident("fixmatch")
+    plain = tiny.experiment("fixmatch", **own)
+    resting = tiny.experiment("fixmatch", **own, client__unlabeled_epochs=1, client__unlabeled_wait=9)
+    state, _ = next(plain.rounds())
+    expected = personalized(plain, state, epochs=2)
+    assert not np.array_equal(expected.before, expected.after)
+    np.testing.assert_array_equal(personalized(resting, state, epochs=2).after, expected.after)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("method", ["fedmatch", "fedtrinet"])
+def test_a_client_that_has_not_taken_part_has_no_model_of_its_own(method):
+    made = tiny.experiment(method, labels_at="clients", rounds=1, cohort_size=2, network="linear", **HELD_OUT)
+    state, _ = next(made.rounds())
+    found = personalization.of_states(made, state)["last_upload"]
+    np.testing.assert_array_equal(np.isnan(found), ~np.asarray(state.clients.seen))
+    assert np.isnan(found).sum() == 6
+
+
 def test_a_model_in_a_clients_state_is_evaluated_on_the_clients_examples(linear):
     """Here the state says which class the client takes everything for."""
     made, state = linear

@@ -57,6 +57,14 @@ BRANCHES: list[tuple[str, dict[str, Any]]] = [
     ("fedcon", {}),
     ("freematch_central", {}),
     ("fixmatch_central", {}),
+    ("freematch", {}),
+    ("sage", {}),
+    ("feddb", {"client__compression": "topk"}),
+    ("rscfed", {"labeled_cohort": 2}),
+    ("cbafed", {"client__unlabeled_wait": 1}),
+    ("twinsight", {"privacy__clip": 0.1, "privacy__noise": 0.5}),
+    ("fixmatch", {"labels_at": "some_clients"}),
+    ("fedavg", {"privacy__clip": 0.1, "system__faulty": 0.5, "server__aggregation": "mean"}),
 ]
 ALIKE = re.compile(
     r"(execution|diagnostics|system)\.|data\.(name|data_dir|path|download|mean|std|image_size|resplit|renumber_labels|num_labels|min_size)"

@@ -11,6 +11,8 @@ from fedjax_ssl.metrics import Sum
 from fedjax_ssl.wrappers import compression
 from tests import engine, tiny
 
+COUNTED = [case for case in tiny.WITH_CLIENTS if case[0] != "fedsiam_d"]
+
 
 @pytest.mark.parametrize(("bits", "levels"), [(8, 127), (4, 7)])
 def test_a_quantized_tensor_has_whole_steps_next_to_its_values_and_their_mean(bits, levels):
@@ -92,7 +94,14 @@ def test_quantized_parameters_are_counted_with_their_step_and_statistics_as_they
     assert output.client_state == 1
 
 
-@pytest.mark.parametrize("case", tiny.params(tiny.WITH_CLIENTS, fast=[("fedavg", "clients")], ci=[("fedmatch", "clients")]))
+def test_a_method_whose_server_counts_what_is_sent_is_refused():
+    with pytest.raises(
+        ValueError, match=r"^client.compression: got int8, accepted: none with a method whose clients do not count"
+    ):
+        next(tiny.experiment("fedsiam_d", client__compression="int8").rounds())
+
+
+@pytest.mark.parametrize("case", tiny.params(COUNTED, fast=[("fedavg", "clients")], ci=[("fedmatch", "clients")]))
 def test_every_method_may_be_compressed(case):
     method, labels_at = case
     whole, small = (
@@ -105,6 +114,6 @@ def test_every_method_may_be_compressed(case):
     _, _, before = engine.simulate(whole, "scan", rounds=2)
     assert engine.distance(states[0].server, states[2].server) > 0
     assert np.isfinite(rows[-1]["eval/loss"])
-    if method not in ("fedsiam_d", "fedmatch"):  # which send a part
+    if method != "fedmatch":  # which sends a part
         assert rows[1]["comm/bytes_up"] < 0.4 * before[1]["comm/bytes_up"]
     assert rows[1]["comm/bytes_down"] == before[1]["comm/bytes_down"]

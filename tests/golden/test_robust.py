@@ -61,6 +61,19 @@ def test_robust_averages_are_those_of_numpy_over_the_clients_that_sent_something
             assert float(seen.weight) == weights.sum()
 
 
+def test_krum_takes_no_update_whose_squared_distances_overflow():
+    given = {key: x * 1e-3 for key, x in updates().items()}
+    given["b"][0] = 1e20
+    seen = seen_by_server("krum", given, np.ones(7, np.float32), 0.2)
+    assert np.abs(seen.update["b"]).max() < 1e19
+
+
+def test_one_update_alone_is_krums_choice():
+    given, weights = updates(), np.zeros(7, np.float32)
+    weights[4] = 1
+    np.testing.assert_array_equal(seen_by_server("krum", given, weights, 0.2).update["b"], given["b"][4])
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_without_any_update_the_robust_average_is_zero(aggregation):
     seen = seen_by_server(aggregation, updates(), np.zeros(7, np.float32), 0.2)
@@ -91,10 +104,10 @@ def output_of(fault: str, client: int, *, share: float = 0.5, scale: float = 2.0
     return found
 
 
-def test_clients_with_low_ids_flip_the_sign_of_their_update():
+def test_clients_with_high_ids_flip_the_sign_of_their_update():
     for client in range(7):
         wrong, right = output_of("sign_flip", client)
-        factor = -2.0 if client < 4 else 1.0  # half of seven, rounded to an even number
+        factor = -2.0 if client >= 3 else 1.0  # half of seven, rounded to an even number
         assert float(wrong["w"]) == factor * float(right["w"])
         np.testing.assert_array_equal(wrong["v"], factor * right["v"])
 
@@ -111,16 +124,16 @@ def test_batch_norm_statistics_of_faulty_clients_are_their_own(fault):
 
 
 def test_noise_is_as_large_beside_the_update_as_its_scale_says():
-    wrong, right = output_of("noise", 1)
+    wrong, right = output_of("noise", 5)
     noise, norm = (np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]) for tree in (wrong, right))
     assert np.linalg.norm(noise - norm) / np.linalg.norm(norm) == pytest.approx(2.0, rel=0.1)
-    same, right = output_of("noise", 5)
+    same, right = output_of("noise", 1)
     assert jax.tree.all(jax.tree.map(np.array_equal, same, right))
 
 
 def test_wrong_labels_are_counted_from_the_other_end():
     counts = toy.SIZES
-    assert [float(output_of("labels", client)[0]["w"]) for client in (0, 6)] == [1 + 7 * counts[0], 1 + 2 * counts[6]]
+    assert [float(output_of("labels", client)[0]["w"]) for client in (0, 6)] == [1 + 2 * counts[0], 1 + 7 * counts[6]]
 
 
 @pytest.mark.parametrize(

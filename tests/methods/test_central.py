@@ -97,7 +97,7 @@ def test_epochs_are_those_of_the_labeled_data():
     server = Server(
         "fixmatch_central", server__training__epochs=2, server__training__steps=0, server__training__batch_size=8
     )  # 20 labels
-    training = server_of(server.experiment.settings).fine_tune
+    training = server_of(server.experiment.settings).training
     inputs = jax.eval_shape(lambda: step_inputs(training, 2, server.data, jax.random.split(jax.random.key(0))))
     assert inputs.labeled.positions.shape == (2 * 3, 8)
     assert inputs.unlabeled.positions.shape == (2 * 3, 16)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests import tiny
 from tests.methods.clients import Client, finite, flat
 
 TAU, STEPS, BATCH = 3, 4, 8
@@ -57,6 +58,13 @@ def test_where_nobody_is_sure_w_u_stays_and_labels_train_alone_and_in_halves_hal
     assert not np.any(flat(output.client_state.unlabeled))
     assert finite(output)
     assert client(labeled=0, unlabeled=0).weight == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("system.faulty", 0.5), ("client.compression", "int8")])
+def test_what_changes_an_update_is_refused_for_halves_of_which_the_server_makes_one(key, value):
+    overrides = {"method__aggregation": "halves", key.replace(".", "__"): value}
+    with pytest.raises(ValueError, match=f"^{key}: got {value}.* where a server computes the change of parameters from"):
+        next(tiny.experiment("fedlabel", network="linear", **overrides).rounds())
 
 
 def test_a_confidence_that_equals_the_threshold_is_not_enough():

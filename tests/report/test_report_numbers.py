@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -119,6 +120,7 @@ def test_axes_are_in_the_units_that_they_say():
     }  # fmt: skip
     np.testing.assert_array_equal(statistics.axis(columns, "rounds"), [1, 2, 4])
     np.testing.assert_allclose(statistics.axis(columns, "bytes"), [1.5, 3, 6])
+    np.testing.assert_allclose(statistics.axis(columns, "uploads"), [1, 2, 4])
     np.testing.assert_allclose(statistics.axis(columns, "passes"), [0.15, 0.3, 0.6])
     np.testing.assert_array_equal(statistics.axis(columns, "seconds"), [3, 5, NAN])  # round 3 is missing
     np.testing.assert_array_equal(statistics.axis(columns | {"sim/seconds": np.array([7.0, 5, 6])}, "simulated"), [7, 12, NAN])
@@ -213,13 +215,27 @@ def test_the_best_mean_of_a_column_is_bold_and_those_within_its_spread_have_a_da
     rows = tuple((name, tables.spread(values, 1)) for name, values in {"a": [90, 92], "b": [89, 91], "c": [80, 81]}.items())
     marked = tables.Table("t", "Accuracy", ("method", "%"), rows).marked((1,))
     assert [cell.mark for _, cell in marked.rows] == ["*", "†", ""]  # 91 ± 1.4, 90 ± 1.4 and 80.5 ± 0.7
-    assert marked.note == tables.MARKS
+    signs = (
+        "Behind ± is the sample standard deviation over runs. Bold{}: the largest mean of its column; †: a mean within its ±."
+    )
+    assert marked.below == signs.format(" (* in text)")
+    caption = rf"\caption{{Accuracy. {tables.escaped(signs.format(''))}}}"
+    assert caption in tables.latex(marked)
     assert r"a & \textbf{91.0 $\mathbf{\pm}$ 1.4} \\" in tables.latex(marked)
     assert r"b & 90.0 $\pm$ 1.4 $^\dagger$ \\" in tables.latex(marked)
     assert "91.0 ± 1.4 *" in tables.text(marked)
     assert "<strong>91.0 ± 1.4</strong>" in tables.as_html(marked)
+    fewer = tables.Table("t", "Accuracy", ("method", "%"), (("a", tables.spread([90, NAN, 92], 1)),))
+    assert "(2 of 3): the mean of those runs that have a value." in tables.latex(fewer)
     alone = tables.Table("t", "Accuracy", ("method", "%"), rows[:1])
     assert alone.marked((1,)) == alone
+
+
+def test_figures_have_no_ligatures():
+    """A ligature is one glyph, which readers of a PDF cannot search for."""
+    svg = figures.curves("a", "A", {"coefficient": [figures.Curve("x", np.ones(1), np.ones(1), np.zeros(1), 0)]}, "f f").svg
+    letters = re.search(r"<!-- coefficient -->(.*?)<!--", svg.decode(), re.DOTALL)
+    assert letters[1].count("<use ") == len("coefficient")
 
 
 def test_figures_in_pdf_have_the_font_and_no_date():

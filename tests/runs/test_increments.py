@@ -20,6 +20,7 @@ from tests.runs.test_checkpoint import assert_same, state_of
 from tests.runs.test_checkpoint_damage import flip
 
 CLIENTS = 50
+pytestmark = pytest.mark.reliability
 
 
 def on_disk():

@@ -79,7 +79,7 @@ def client_of(kinds, labeled, unlabeled, round):
 
 
 def test_clients_without_labels_rest_in_the_first_rounds_and_have_a_learning_rate_of_their_own():
-    kinds = Kinds(unlabeled_rate=0.25, labeled_rounds=2)
+    kinds = Kinds(unlabeled_rate=0.25, wait=2)
     found = {
         (kind, round): client_of(kinds, *counts, round)
         for kind, counts in {"labeled": (5, 0), "unlabeled": (0, 6)}.items()
@@ -181,7 +181,7 @@ def test_what_cannot_be_is_one_line(line):
 
 
 def test_settings_of_this_scenario_change_nothing_elsewhere_and_are_named():
-    own = {"labeled_cohort": 1, "client__unlabeled_epochs": 2, "client__unlabeled_rate": 2.0, "client__labeled_rounds": 1}
+    own = {"labeled_cohort": 1, "client__unlabeled_epochs": 2, "client__unlabeled_rate": 2.0, "client__unlabeled_wait": 1}
     here = tiny.experiment("fixmatch", **WHERE, **own).unread
     there = tiny.experiment("fixmatch", labels_at="clients", **own).unread
     keys = {key.replace("__", ".") for key in own} | {"data.labeled_clients"}
