@@ -25,9 +25,8 @@ class PrivacySettings(Model):
     @pydantic.model_validator(mode="after")
     def _noise_is_for_a_clip(self) -> Self:
         if self.noise and not self.clip:
-            raise ValueError(
-                f"noise: got {self.noise:g} with privacy.clip=0, accepted: 0, or a clip, of which it is a multiple"
-            )
+            accepted = "0, or a clip, of which it is a multiple"
+            raise ValueError(f"privacy.noise: got {self.noise:g} with privacy.clip=0, accepted: {accepted}")
         return self
 
 
