@@ -65,9 +65,10 @@ LEARNING_RATES: dict[str, dict[str, float]] = {
         "fedsiam_mt": 0.3, "fedsiam_d": 0.3, "fixmatch_central": 0.3,
     },
     "clients": {
-        "fedavg_pp": 0.1, "fixmatch": 0.1, "fedmatch": 0.1, "fedtrinet": 0.1, "uda": 0.3, "fedsem": 0.3, "fedsiam_mt": 0.3,
-        "fedsiam_d": 0.3,
+        "fedavg_pp": 0.1, "fixmatch": 0.1, "fedmatch": 0.1, "fedtrinet": 0.1, "freematch": 0.1, "sage": 0.1, "uda": 0.3,
+        "fedsem": 0.3, "fedsiam_mt": 0.3, "fedsiam_d": 0.3, "feddb": 0.3,
     },
+    "some_clients": {"fedavg": 0.1, "fixmatch": 0.1, "freematch": 0.1, "uda": 0.1, "fedmatch": 0.1, "twinsight": 0.1},
 }  # fmt: skip
 """Where the labels are -> method -> learning rate of clients and server, where it is not .03. Chosen once, at a seed of its own
 (`benchmarks/results/digits_rates.json`), (FL)^2's without pretraining; FixMatch with labels at the server has (FL)^2's."""
@@ -108,7 +109,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     else:
         data.labeled_fraction = (0.1,)
 
-    if rate := LEARNING_RATES["server" if data.labels_at == "server" else "clients"].get(method):
+    if rate := LEARNING_RATES[data.labels_at].get(method):
         for training in common.trainings(config):
             training.optimizer.learning_rate = rate
     if data.labels_at != "server":
