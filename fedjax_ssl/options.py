@@ -132,6 +132,12 @@ LABELS_BY: Any = Field(
     "client's `local` one for each batch in each step.",
 )
 
+UNLABELED_BATCH: Any = Field(
+    default=0, description="Number of unlabeled examples B_u in a local step. 0 takes as many as `client.batch_size`."
+)
+UNLABELED_WEIGHT: Any = Field(
+    default=1.0, description="Weight of the unlabeled loss beside the labeled one, in a client that has labels."
+)
 CLIENT_LABELS = (
     ReadWhere({"data.labels_at": ("clients", "some_clients"), "client.epochs": SET}),
     ReadWhere({"data.reveal_labels": SET, "client.epochs": SET}),

@@ -20,7 +20,7 @@ FASTER_IN_BFLOAT16 = ("wide_resnet", "resnet9")
 _log = logging.getLogger(__name__)
 
 
-class Facts(NamedTuple):
+class Compared(NamedTuple):
     """What a value is compared with."""
 
     settings: Settings
@@ -32,12 +32,12 @@ class Facts(NamedTuple):
     unread: Mapping[str, str] = {}  # keys that the run does not read, and what would read them
 
 
-def _pi_rounds(facts: Facts) -> int:
+def _pi_rounds(facts: Compared) -> int:
     options = facts.settings.method.for_rounds(facts.settings.rounds)
     return int(getattr(options, "pi_rounds", 0))  # a method of one's own may have none
 
 
-Unusual = Callable[[Any, Facts], bool]
+Unusual = Callable[[Any, Compared], bool]
 
 
 WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
@@ -49,7 +49,6 @@ WARNINGS: tuple[tuple[str, Unusual, str], ...] = (
      "it steps with the average of the clients' updates; the server's training on its labels has server.training.optimizer"),
     ("*.warmup_rounds", lambda number, facts: number >= facts.settings.rounds, "the warm-up lasts until the end of the run"),
     ("client.unlabeled_wait", lambda number, facts: number >= facts.settings.rounds, "clients without labels never take part"),
-    ("method.burn_in", lambda number, facts: number >= facts.settings.rounds, "clients never train on unlabeled examples"),
     ("*.momentum", lambda share, _: share > 0.999, "updates are averaged over more than 1,000 steps"),
     ("*.weight_decay", lambda weight, _: weight > 1, "the weights are drawn to 0"),
     ("*.clip_norm", lambda norm, _: 0 < norm < 1e-4, "the steps almost vanish"),
@@ -94,15 +93,15 @@ def log_warnings(experiment: Experiment) -> None:
         _log.info("this processor has units for bfloat16: with execution.dtype=bfloat16 steps take about half of the time")
     numbers = [run.number for run in experiment.runs]
     firsts = [numbers.index(number) for number in dict.fromkeys(numbers)]  # other seeds have the same settings
-    for line in dict.fromkeys(line for i in firsts for line in warnings_of(facts(experiment.only([i])))):
+    for line in dict.fromkeys(line for i in firsts for line in warnings_of(compared(experiment.only([i])))):
         _log.warning("%s", line)
 
 
-def facts(experiment: Experiment) -> Facts:
+def compared(experiment: Experiment) -> Compared:
     """What the settings of an experiment's first run are compared with."""
     settings, data, requires = experiment.settings, experiment.problem.data, experiment.method.requires
     largest, at_server = (int(table.count.max()) if requires.clients else 0 for table in (data.client_data, data.server))
-    found = Facts(settings, experiment.problem.spec.num_classes, largest, at_server, unread=experiment.unread)
+    found = Compared(settings, experiment.problem.spec.num_classes, largest, at_server, unread=experiment.unread)
     if (profiles := data.profiles) is None:
         return found
     is_reached = profiles.windows is None or bool(np.any(profiles.windows[..., 0] < profiles.windows[..., 1]))
@@ -115,7 +114,7 @@ def facts(experiment: Experiment) -> Facts:
     return found._replace(is_reached=is_reached, fastest_s=float(np.min(seconds)))
 
 
-def warnings_of(facts: Facts) -> Iterator[str]:
+def warnings_of(facts: Compared) -> Iterator[str]:
     """A line for each doubtful setting, and one line that names all settings that were set and are not read."""
     settings = facts.settings
     values = flattened(settings.to_dict())

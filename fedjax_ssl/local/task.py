@@ -131,6 +131,18 @@ class Task(NamedTuple):
 
         return only(True), only(False)
 
+    def num_features(self, backbone: Weights, image_shape: tuple[int, ...]) -> int:
+        """The number of inputs of the classifier, for images of a shape."""
+        image = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+        return jax.eval_shape(self.model.features, *backbone, image)[0].shape[1]
+
+    def check_backbone(self, method: str) -> None:
+        """ValueError where the network of the method of this name has no layers before its classifier."""
+        if not self.model.backbone():
+            accepted = "one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
+            got = f"got a network that is one classifier, with method.name={method}"
+            raise ValueError(f"model.name: {got}, accepted: {accepted}")
+
     def eval_logits(self, weights: Weights, images: Array, mask: Mask) -> Logits:
         """Outputs, outside of training, for views of images such as `views.plain` gives; ValueError for uint8 images."""
         if (seen := _evaluated.get()) is not None:

@@ -75,15 +75,12 @@ def fedcon(*, task: Task, client: Training, server: Server, options: FedConOptio
     Both views of an image are drawn from the same recipe: the labeled one at the server, and the weak one at the clients.
     ValueError for a network without layers before its classifier.
     """
-    if not task.model.backbone():
-        accepted = "one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
-        raise ValueError(f"model.name: got a network that is one classifier, with method.name=fedcon, accepted: {accepted}")
+    task.check_backbone("fedcon")
 
     def init(key: jax.Array, spec: DataSpec) -> tuple[ServerState, FedConClientState]:
         weights = task.init(key, spec.image_shape)
         backbone, _ = task.split(weights)
-        image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
-        (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
+        num_features = task.num_features(backbone, spec.image_shape)
         head, _ = pure(Predictor(options.head_hidden or 3 * num_features)).init(jax.random.fold_in(key, 1), (num_features,))
         optimizers = server.optimizer.init(backbone.params), server.training.init(weights.params)
         state = ServerState(weights, *optimizers, extra=Teacher(weights.params, jnp.zeros((), jnp.int32)))

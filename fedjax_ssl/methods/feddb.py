@@ -18,7 +18,7 @@ from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Traini
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import Aggregate, ClientData, ClientOutput, Method, ServerData, parameters_of, weighted_sum
 from fedjax_ssl.metrics import Metrics, Sum, mean, num_bytes
-from fedjax_ssl.options import Decay, Fraction, LabeledRepeats, Size, Weight
+from fedjax_ssl.options import UNLABELED_WEIGHT, Decay, Fraction, LabeledRepeats, Size, Weight
 from fedjax_ssl.ssl import losses, prior, pseudo_labels
 
 
@@ -28,7 +28,7 @@ class FedDBOptions(LabeledRepeats):
     confidence: Fraction = Field(
         default=0.95, description="Confidence that the debiased prediction of an example needs for its label to be accepted."
     )
-    unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss beside the labeled one.")
+    unlabeled_weight: Weight = UNLABELED_WEIGHT
     unlabeled_batch_size: Size = Field(
         default=0,
         description="Number of accepted examples in a local step. 0 takes as many as `client.batch_size`; in FedDB's code "

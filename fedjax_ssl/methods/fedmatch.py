@@ -40,7 +40,7 @@ from fedjax_ssl.method import EVERYWHERE, Aggregate, ClientData, ClientOutput, C
 from fedjax_ssl.metrics import Mean, Metrics, Sum, added, mean, num_bytes, whole
 from fedjax_ssl.models import decomposed
 from fedjax_ssl.models.decomposed import Parts
-from fedjax_ssl.options import Fraction, LabeledRepeats, Positive, Size, Weight
+from fedjax_ssl.options import UNLABELED_BATCH, Fraction, LabeledRepeats, Positive, Size, Weight
 from fedjax_ssl.ssl import agreement, losses, pseudo_labels
 
 
@@ -50,9 +50,7 @@ class FedMatchOptions(LabeledRepeats):
     confidence: Fraction = Field(default=0.85, description="Smallest probability of a prediction that counts as confident.")
     helpers: Positive = Field(default=2, description="Number H of other clients whose models help a client.")
     helper_period: Positive = Field(default=10, description="Number of rounds from one round with helpers to the next.")
-    unlabeled_batch_size: Size = Field(
-        default=0, description="Unlabeled examples of a step; 0: as many as `client.batch_size`."
-    )
+    unlabeled_batch_size: Size = UNLABELED_BATCH
     lambda_s: Weight = Field(default=10.0, description="Weight of the cross-entropy on labeled examples.")
     lambda_i: Weight = Field(default=0.01, description="Weight of the consistency with the helpers' predictions.")
     lambda_a: Weight = Field(

@@ -21,7 +21,18 @@ from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, Weights, 
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import EVERYWHERE, ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import ClientMetrics, mean
-from fedjax_ssl.options import LABELS_BY, Divisor, Fraction, LabeledRepeats, PseudoLabels, ReadWhere, Size, Weight
+from fedjax_ssl.options import (
+    LABELS_BY,
+    UNLABELED_BATCH,
+    UNLABELED_WEIGHT,
+    Divisor,
+    Fraction,
+    LabeledRepeats,
+    PseudoLabels,
+    ReadWhere,
+    Size,
+    Weight,
+)
 from fedjax_ssl.ssl import losses, pseudo_labels, thresholds
 
 
@@ -42,12 +53,8 @@ class FixMatchOptions(LabeledRepeats):
         description="What the sum of a batch's unlabeled loss is divided by: the number of accepted examples (`used`, as in "
         "(FL)^2) or of all examples of the `batch` (Eq. 4).",
     )
-    unlabeled_weight: Weight = Field(
-        default=1.0, description="Weight lambda_u of the unlabeled loss beside the labeled one, in a client that has labels."
-    )
-    unlabeled_batch_size: Size = Field(
-        default=0, description="Number of unlabeled examples B_u in a local step. 0 takes as many as `client.batch_size`."
-    )
+    unlabeled_weight: Weight = UNLABELED_WEIGHT
+    unlabeled_batch_size: Size = UNLABELED_BATCH
     batches: Annotated[Literal["all", "accepted"], ReadWhere(pseudo_labels=("global",))] = Field(
         default="all",
         description="What a client draws its batches from: `all` of its unlabeled examples, or only those whose pseudo-labels, "

@@ -17,7 +17,7 @@ from fedjax_ssl.local import Broadcast, Server, ServerState, Setup, Task, Traini
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import EVERYWHERE, ClientData, ClientOutput, DataSpec, Method
 from fedjax_ssl.metrics import mean
-from fedjax_ssl.options import Decay, LabeledRepeats, Size, Weight
+from fedjax_ssl.options import UNLABELED_BATCH, UNLABELED_WEIGHT, Decay, LabeledRepeats, Size, Weight
 from fedjax_ssl.ssl import freematch as ssl
 from fedjax_ssl.ssl import losses, pseudo_labels
 
@@ -25,12 +25,8 @@ from fedjax_ssl.ssl import losses, pseudo_labels
 class FreeMatchOptions(LabeledRepeats):
     """FreeMatch's own settings."""
 
-    unlabeled_weight: Weight = Field(
-        default=1.0, description="Weight of the unlabeled loss beside the labeled one, in a client that has labels."
-    )
-    unlabeled_batch_size: Size = Field(
-        default=0, description="Number of unlabeled examples B_u in a local step. 0 takes as many as `client.batch_size`."
-    )
+    unlabeled_weight: Weight = UNLABELED_WEIGHT
+    unlabeled_batch_size: Size = UNLABELED_BATCH
     threshold_decay: Decay = Field(
         default=0.999,
         description="Decay lambda per step of the moving averages that the thresholds are made of. They begin at 1 / C, so "

@@ -16,7 +16,7 @@ from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, semi_supe
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import mean
-from fedjax_ssl.options import Fraction, LabeledRepeats, Size, Weight
+from fedjax_ssl.options import UNLABELED_BATCH, UNLABELED_WEIGHT, Fraction, LabeledRepeats, Size, Weight
 from fedjax_ssl.ssl import correction, losses
 
 
@@ -31,10 +31,8 @@ class SageOptions(LabeledRepeats):
         description="How fast the local label's weight exp(-kappa |c_l - c_g|) falls with the difference of the confidences. "
         "ln 2 / 0.05 = 13.863 halves it at a difference of 0.05; 0 gives the local label the whole weight.",
     )
-    unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss beside the labeled one.")
-    unlabeled_batch_size: Size = Field(
-        default=0, description="Number of unlabeled examples in a local step. 0 takes as many as `client.batch_size`."
-    )
+    unlabeled_weight: Weight = UNLABELED_WEIGHT
+    unlabeled_batch_size: Size = UNLABELED_BATCH
 
 
 def sage(*, task: Task, client: Training, server: Server, options: SageOptions = SageOptions()) -> Method:

@@ -83,9 +83,7 @@ def twinsight(*, task: Task, client: Training, server: Server, options: TwinSigh
     In `client.optimizer.layers` the paths of parameters begin with `supervised/`, `unsupervised/` or `projection/`. ValueError
     for a network without layers before its classifier.
     """
-    if not task.model.backbone():
-        accepted = "one with layers before its classifier, such as cnn, cifar_cnn, mnist_cnn or mlp"
-        raise ValueError(f"model.name: got a network that is one classifier, with method.name=twinsight, accepted: {accepted}")
+    task.check_backbone("twinsight")
     update = partial(client_update, Setup(task, client, server, options))
     method = local.averaging_method(
         task, client, server, update, labels_at=("some_clients",), views=("weak", "strong"), work=server_work(task, server)
@@ -94,8 +92,7 @@ def twinsight(*, task: Task, client: Training, server: Server, options: TwinSigh
     def init(key: Key, spec: DataSpec) -> tuple[ServerState, PyTree]:
         first, second = task.init(key, spec.image_shape), task.init(jax.random.fold_in(key, 1), spec.image_shape)
         backbone, _ = task.split(second)
-        image = jax.ShapeDtypeStruct((1, *spec.image_shape), jnp.float32)
-        (_, num_features) = jax.eval_shape(task.model.features, *backbone, image)[0].shape
+        num_features = task.num_features(backbone, spec.image_shape)
         projection, _ = pure(projection_of(num_features)).init(jax.random.fold_in(key, 2), (num_features,))
         params = {"supervised": first.params, "unsupervised": backbone.params, "projection": projection}
         state = ServerState(Weights(params, first.stats), server.optimizer.init(params), ())

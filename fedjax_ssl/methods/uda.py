@@ -17,7 +17,7 @@ from fedjax_ssl.local import Broadcast, Server, Setup, Task, Training, semi_supe
 from fedjax_ssl.local.semi_supervised import Objective, UnlabeledLoss
 from fedjax_ssl.method import EVERYWHERE, ClientData, ClientOutput, Method
 from fedjax_ssl.metrics import mean
-from fedjax_ssl.options import Fraction, LabeledRepeats, Rate, Size, Weight
+from fedjax_ssl.options import UNLABELED_BATCH, UNLABELED_WEIGHT, Fraction, LabeledRepeats, Rate, Size, Weight
 from fedjax_ssl.ssl import losses, pseudo_labels
 
 
@@ -29,10 +29,8 @@ class UDAOptions(LabeledRepeats):
         description="Temperature T that the weak view's logits are divided by in the target; 1 leaves them as they are.",
     )
     confidence: Fraction = Field(default=0.8, description="Threshold on the largest probability of the weak view.")
-    unlabeled_weight: Weight = Field(default=1.0, description="Weight of the unlabeled loss.")
-    unlabeled_batch_size: Size = Field(
-        default=0, description="Unlabeled examples of a step (B_u); 0: as many as `client.batch_size`."
-    )
+    unlabeled_weight: Weight = UNLABELED_WEIGHT
+    unlabeled_batch_size: Size = UNLABELED_BATCH
 
 
 def uda(*, task: Task, client: Training, server: Server, options: UDAOptions = UDAOptions()) -> Method:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_ssl.data import preview, split
-from fedjax_ssl.experiment.build import load_dataset
+from fedjax_ssl.experiment.plan import load_dataset
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.options import plural
 from fedjax_ssl.report import figures

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tqdm
 
-from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment import plan
 from fedjax_ssl.experiment.expansion import CLIENT_FILES, flattened, identity, runs_of
 from fedjax_ssl.files import plain
 from fedjax_ssl.host_memory import free_bytes
@@ -193,7 +193,7 @@ class Queue:
         if data.path and key not in self._datasets:
             self._datasets[key] = ""
             with contextlib.suppress(ValueError, OSError):
-                found = build.load_dataset(cell.settings)
+                found = plan.load_dataset(cell.settings)
                 self._datasets[key] = dataset_digest(found, found.train_images.shape[1:])
         return self._datasets.get(key, "")
 

@@ -13,7 +13,7 @@ from configs import common
 from fedjax_ssl.data.catalog import DATASETS
 from fedjax_ssl.data.sources import Dataset
 from fedjax_ssl.data.split import draw
-from fedjax_ssl.experiment.build import plan_of
+from fedjax_ssl.experiment.plan import plan_of
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.experiment.unread import facts, ignored, unread_by
 from fedjax_ssl.methods import METHODS

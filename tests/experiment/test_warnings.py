@@ -11,7 +11,7 @@ from configs import digits
 from fedjax_ssl.experiment import warnings
 from fedjax_ssl.experiment.build import build
 from fedjax_ssl.experiment.settings import Settings
-from fedjax_ssl.experiment.warnings import WARNINGS, Facts, warnings_of
+from fedjax_ssl.experiment.warnings import WARNINGS, Compared, warnings_of
 from fedjax_ssl.methods import METHODS
 from fedjax_ssl.models import convolution
 from fedjax_ssl.options import Options
@@ -20,6 +20,11 @@ from tests import average, tiny
 
 ALPHA = {"data__partition": "dirichlet", "data__min_size": 0}
 DOUBTFUL = [
+    (
+        "cbafed",
+        {"client__unlabeled_wait": 4},
+        "client.unlabeled_wait=4: clients without labels never take part",
+    ),
     ("fl2", {"client__optimizer__learning_rate": 50.0}, "client.optimizer.learning_rate=50.0: networks hardly ever learn"),
     (
         "fl2",
@@ -125,7 +130,7 @@ def test_each_doubt_has_a_case_and_shipped_settings_raise_none():
     assert len(DOUBTFUL) == len(WARNINGS)
     for method in METHODS:
         settings = Settings.from_dict(digits.get_config(method).to_dict())
-        assert [*warnings_of(Facts(settings, num_classes=10, largest=71, at_server=40))] == []
+        assert [*warnings_of(Compared(settings, num_classes=10, largest=71, at_server=40))] == []
 
 
 @pytest.mark.parametrize(

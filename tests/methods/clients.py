@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ssl.data.federated import Examples
-from fedjax_ssl.experiment.build import plan_of
+from fedjax_ssl.experiment.plan import plan_of
 from fedjax_ssl.local import Task
 from fedjax_ssl.method import ClientData, Cohort
 from fedjax_ssl.simulation.round import attach, gather

@@ -93,13 +93,13 @@ INSTALLED = "import sys; from fedjax_ssl.launch.main import main; sys.argv = ['f
 
 READS = """
 import os, time
-from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment import plan
 
 def load_dataset(settings, **options):
     os.write(1, b"begun\\n")
     time.sleep(600)
 
-build.load_dataset = load_dataset
+plan.load_dataset = load_dataset
 """
 HOLDS = """
 import sys, time

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ssl.data import download
-from fedjax_ssl.experiment import build
+from fedjax_ssl.experiment import plan
 from fedjax_ssl.experiment.settings import Settings
 from fedjax_ssl.files import write_json
 from fedjax_ssl.options import parse
@@ -225,7 +225,7 @@ def test_a_cell_whose_own_data_have_changed_is_not_done(tmp_path):
     np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images[:4], y_test=labels[:4])
     config = tiny.config("fl2", rounds=1, data__name="npz", data__path=str(tmp_path / "own.npz"))
     cell = Cell("row", "", "digits:fl2", {}, settings=Settings.from_dict(config))
-    found = build.load_dataset(cell.settings)
+    found = plan.load_dataset(cell.settings)
     run = tmp_path / cell.name / "0"
     run.mkdir(parents=True)
     write_json(run / "config.json", config)
