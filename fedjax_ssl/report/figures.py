@@ -109,13 +109,24 @@ def curves(
             axes.set(xlabel=label, ylabel=vertical)
             _whole_ticks(axes, [line.x for line in lines])
             if ticks:
-                axes.set_xscale("log" if min(ticks) > 0 and max(ticks) > 20 * min(ticks) else "linear")
-                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                is_log = min(ticks) > 0 and max(ticks) > 20 * min(ticks)
+                axes.set_xscale("log" if is_log else "linear")
+                axes.set_xticks(ticks, _labels(ticks, np.log(ticks) if is_log else np.asarray(ticks)))
                 axes.minorticks_off()
         for axes in grid[len(parts) :]:
             axes.set_axis_off()
         _add_legend(figure, max(grid, key=lambda axes: len(axes.lines)))
     return picture(figure, name, title, f"{title}. {_ends(parts)}.")
+
+
+def _labels(ticks: Sequence[float], places: Float[np.ndarray, " n"]) -> list[str]:
+    """The labels of ticks in rising order; none where it would touch the one before."""
+    found, last = [], -math.inf
+    for tick, place in zip(ticks, places, strict=True):
+        is_apart = place - last >= 0.08 * np.ptp(places)
+        found.append(f"{tick:g}" if is_apart else "")
+        last = place if is_apart else last
+    return found
 
 
 def _draw(axes: Axes, line: Curve) -> None:

@@ -234,7 +234,7 @@ def test_the_best_mean_of_a_column_is_bold_and_those_within_its_spread_have_a_da
 def test_figures_have_no_ligatures():
     """A ligature is one glyph, which readers of a PDF cannot search for."""
     svg = figures.curves("a", "A", {"coefficient": [figures.Curve("x", np.ones(1), np.ones(1), np.zeros(1), 0)]}, "f f").svg
-    letters = re.search(r"<!-- coefficient -->(.*?)<!--", svg.decode(), re.DOTALL)
+    letters = re.search(r"<!-- coefficient -->(.*?)</g>", svg.decode(), re.DOTALL)
     assert letters[1].count("<use ") == len("coefficient")
 
 
@@ -268,3 +268,9 @@ def test_mathematics_in_labels_is_typeset_in_figures_and_latex_and_prices_are_no
     message = refused(str(tmp_path), r"--labels=fl2=$\bet$", program=report)
     assert message.startswith(r"error: --labels: got '$\\bet$', accepted: mathematics that matplotlib knows (")
     assert r"\bet" in message.partition("(")[2]
+
+
+def test_ticks_that_would_touch_have_one_label():
+    line = figures.Curve("x", np.array([0.64, 6.4, 8.0, 32.0]), np.arange(4.0), np.zeros(4), 0)
+    svg = figures.curves("a", "A", {"y": [line]}, "bits", ticks=line.x.tolist()).svg.decode()
+    assert [f"<!-- {text} -->" in svg for text in ("0.64", "6.4", "8", "32")] == [True, True, False, True]
