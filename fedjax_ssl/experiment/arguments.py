@@ -18,7 +18,7 @@ from fedjax_ssl.experiment.training_settings import (
     ServerOptimizerSettings,
     ServerTrainingSettings,
 )
-from fedjax_ssl.local.optimizers import adaptive, clipping, fed_opt, is_on, lars, layer_rates, torch_sgd
+from fedjax_ssl.local.optimizers import adaptive, clipping, fed_opt, is_on, lars, torch_sgd, with_factors
 from fedjax_ssl.local.schedules import schedule
 from fedjax_ssl.local.server import Server, StaticNorm
 from fedjax_ssl.local.training import Training
@@ -110,7 +110,7 @@ def _transformation(optimizer: OptimizerSettings) -> optax.GradientTransformatio
         rule = partial(adaptive, optimizer.name, b1=b1, b2=b2, eps=eps)
         found = rule(weight_decay=weight_decay, decay=decay, clip_norm=clip_norm)
     factors = factors_of("layers", optimizer.layers)
-    return optax.chain(found, layer_rates(factors)) if factors else found
+    return with_factors(found, factors) if factors else found
 
 
 def _schedule(optimizer: OptimizerSettings, rounds: int) -> Callable[..., Scalar]:

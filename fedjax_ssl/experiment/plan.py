@@ -15,13 +15,14 @@ from fedjax_ssl.experiment import export, sizes, start_weights
 from fedjax_ssl.experiment.arguments import faults_of, naming, server_of, training_of
 from fedjax_ssl.experiment.expansion import Run, replaced
 from fedjax_ssl.experiment.experiment import Experiment
+from fedjax_ssl.experiment.layers import factors_of
 from fedjax_ssl.experiment.scenario import check_scenario
 from fedjax_ssl.experiment.settings import ModelSettings, Settings, own_options, typed
 from fedjax_ssl.local.task import Task, Weights
 from fedjax_ssl.method import DataSpec, Method
 from fedjax_ssl.simulation.contract import check_method
 from fedjax_ssl.simulation.round import RunState
-from fedjax_ssl.wrappers import compression, kinds, privacy, robust
+from fedjax_ssl.wrappers import compression, fixed, kinds, privacy, robust
 
 
 class Plan(NamedTuple):
@@ -65,6 +66,8 @@ class Plan(NamedTuple):
         numbers = {"num_clients": self.spec.num_clients, "num_classes": self.spec.num_classes}
         made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.unlabeled_wait))
         made = robust.with_faulty_clients(made, faults_of(settings), **numbers)
+        factors = factors_of("client.optimizer.layers", settings.client.optimizer.layers)
+        made = fixed.with_fixed(made, factors)
         made = compression.with_compression(made, settings.client.compression, settings.client.compression_share)
         made = privacy.with_privacy(made, settings.privacy.clip, settings.privacy.noise, self.spec.cohort_size)
         return robust.with_aggregation(made, settings.server.aggregation, settings.server.assumed_faulty)

@@ -155,7 +155,7 @@ class ModelSettings(Options):
         description="A regular expression, such as `Dense` for the classifier or `Dense|BatchNorm`: the run trains the "
         "parameters in whose paths (`Block_3/Conv_0/kernel`) it is found. The others stay as `model.init` has them: they are "
         "in no gradient, message, optimizer or client's state. Empty trains all. To fix parameters at the clients or "
-        "the server alone, give them the factor 0 in that optimizer's `layers`.",
+        "the server alone, or random ones, give them the factor 0 in that optimizer's `layers`.",
     )
     norm: Annotated[Literal["static", "running", "batch"], ReadWhere(BATCH_NORM)] = Field(
         default="static",
@@ -311,7 +311,10 @@ class Settings(Model):
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
         for group, training in self.trainings.items():
-            factors_of(f"{group}.optimizer.layers", training.optimizer.layers)
+            factors = factors_of(f"{group}.optimizer.layers", training.optimizer.layers)
+            if group == "client" and self.client.compression != "none" and any(factor == 0 for _, factor in factors):
+                got = f"got {self.client.compression} with a factor 0 in client.optimizer.layers"
+                raise ValueError(f"client.compression: {got}, accepted: none, or model.trainable for what is not trained")
         if not {*self.scores} <= {*SCORES}:
             accepted = f"{', '.join(SCORES)}, separated by commas"
             raise ValueError(f"eval_metrics: got {self.eval_metrics!r}, accepted: {accepted}")

@@ -32,9 +32,9 @@ class OptimizerSettings(Model):
         default="",
         description="Factors of the learning rate for parameters of some layers, as PATTERN=FACTOR, separated by commas, such "
         "as `Dense_0=0.1,BatchNorm=0`. A pattern is a regular expression that is looked for in a parameter's path, such as "
-        "`Block_3/Conv_0/kernel`. The first pattern that is found counts; other parameters have the whole learning rate. A "
-        "factor of 0 leaves parameters as they are, but they are still sent and counted, unlike those that "
-        "`model.trainable` leaves out.",
+        "`Block_3/Conv_0/kernel`. The first pattern that is found counts; other parameters have the whole learning rate. "
+        "Parameters with the factor 0 stay as they are: no gradient is computed for them and no optimizer state is kept, and "
+        "clients do not send them.",
     )
     warmup_rounds: Weight = Field(
         default=0.0,

@@ -109,20 +109,38 @@ def first_found(patterns: Sequence[str], path: str) -> int:
     return next((index for index, pattern in enumerate(patterns) if re.search(pattern, path)), -1)
 
 
-def layer_rates(factors: Factors) -> optax.GradientTransformation:
-    """Scales the direction of each parameter by the factor of the first pattern that is found in its path, or by 1.
+def factor_of(factors: Factors, path: str) -> float:
+    """The factor of the first pattern that is found in the path of a parameter, or 1."""
+    index = first_found([pattern for pattern, _ in factors], path)
+    return 1.0 if index < 0 else factors[index][1]
 
-    As the last part of an optimizer this scales the learning rate, whatever the optimizer is. The factor 0 leaves a parameter
-    as it is, also where its direction is not finite.
+
+def is_fixed(factors: Factors, path: str) -> bool:
+    """Whether the parameter of this path has the factor 0, and so is not trained."""
+    return factor_of(factors, path) == 0
+
+
+def with_factors(optimizer: optax.GradientTransformation, factors: Factors) -> optax.GradientTransformation:
+    """The optimizer whose direction for each parameter is scaled by the parameter's factor, as its learning rate is then.
+
+    A parameter with the factor 0 stays as it is: the optimizer does not see its gradient, which a compiled program then does
+    not compute, and has no state for it.
     """
-    patterns = [pattern for pattern, _ in factors]
 
     def scaled(path: tuple[object, ...], direction: jax.Array) -> jax.Array:
-        index = first_found(patterns, path_of(path))
-        factor = 1.0 if index < 0 else factors[index][1]
-        return jnp.zeros_like(direction) if factor == 0 else factor * direction
+        return factor_of(factors, path_of(path)) * direction
 
-    return optax.stateless(lambda directions, _: jax.tree_util.tree_map_with_path(scaled, directions))
+    def kinds(params: PyTree) -> PyTree:
+        def kind(path: tuple[object, ...], _: jax.Array) -> str:
+            return "fixed" if is_fixed(factors, path_of(path)) else "trained"
+
+        return jax.tree_util.tree_map_with_path(kind, params)
+
+    scaling = optax.stateless(lambda directions, _: jax.tree_util.tree_map_with_path(scaled, directions))
+    trained = optax.chain(optimizer, scaling)
+    if all(factor > 0 for _, factor in factors):
+        return trained
+    return optax.multi_transform({"trained": trained, "fixed": optax.set_to_zero()}, kinds)
 
 
 class FedOptState(NamedTuple):

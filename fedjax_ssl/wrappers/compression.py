@@ -67,7 +67,7 @@ def with_compression(method: Method, kind: str, share: float) -> Method:
         if not isinstance(up, Sum):
             accepted = "none with a method whose clients do not count comm/bytes_up"
             raise ValueError(f"client.compression: got {kind}, accepted: {accepted}")
-        metrics["comm/bytes_up"] = Sum(_bytes(up.total, num_bytes(output.update), num_bytes(params), size))
+        metrics["comm/bytes_up"] = Sum(sent_bytes(up.total, num_bytes(output.update), num_bytes(params), size))
         accepted = "none where a server computes the change of parameters from several that a client sends"
         update = exchanged(output.update, params, sent, f"client.compression: got {kind}, accepted: {accepted}")
         return output._replace(update=update, metrics=metrics)
@@ -104,7 +104,7 @@ def largest(tree: PyTree, share: float) -> tuple[PyTree, int]:
     return restored(jnp.zeros_like(flat).at[places].set(flat[places])), ENTRY * number
 
 
-def _bytes(up: Array, update: int, params: int, size: int) -> Array:
+def sent_bytes(up: Array, update: int, params: int, size: int) -> Array:
     """The bytes that a client sends, from those that the method counts and those of its whole update and of its parameters.
 
     Where a method sends only a part of its parameters, that part takes the same share of its bytes as the whole would.
