@@ -87,6 +87,7 @@ def server_optimizer(given: ServerOptimizerSettings) -> optax.GradientTransforma
 
 def training_of(settings: Settings, group: ClientSettings | ServerTrainingSettings) -> Training:
     """The training of clients, or the supervised one of the server, whose group of settings is `group`."""
+    has_kinds = settings.data.labels_at == "some_clients"
     return Training(
         optimizer=_transformation(group.optimizer),
         learning_rate=_schedule(group.optimizer, settings.rounds),
@@ -94,7 +95,7 @@ def training_of(settings: Settings, group: ClientSettings | ServerTrainingSettin
         epochs=group.epochs,
         steps=group.steps,
         persistent=group.optimizer.persistent,
-        unlabeled_epochs=group.unlabeled_epochs if isinstance(group, ClientSettings) else 0,
+        unlabeled_epochs=group.unlabeled_epochs if isinstance(group, ClientSettings) and has_kinds else 0,
     )
 
 

@@ -64,7 +64,8 @@ class Plan(NamedTuple):
         task, factory = task or self.task(), methods.METHODS[options.name]
         made = check_method(factory(task=task, client=client, server=server_of(settings), options=options))
         numbers = {"num_clients": self.spec.num_clients, "num_classes": self.spec.num_classes}
-        made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.unlabeled_wait))
+        if settings.data.labels_at == "some_clients":
+            made = kinds.with_kinds(made, kinds.Kinds(settings.client.unlabeled_rate, settings.client.unlabeled_wait))
         made = robust.with_faulty_clients(made, faults_of(settings), **numbers)
         factors = factors_of("client.optimizer.layers", settings.client.optimizer.layers)
         made = fixed.with_fixed(made, factors)

@@ -14,6 +14,7 @@ from fedjax_ssl.metrics import Sum
 from fedjax_ssl.simulation.cohort import draw, sample
 from fedjax_ssl.wrappers.kinds import Kinds, with_kinds
 from tests import engine, tiny, toy
+from tests.traced import digest
 
 THERE = (
     *("fedavg", "fedavg_pp", "fedprox", "fixmatch", "freematch", "uda", "fedsem", "fedmatch"),
@@ -76,6 +77,15 @@ def client_of(kinds, labeled, unlabeled, round):
     index = jnp.zeros(9, jnp.int32)
     parts = [Examples(None, index, jnp.int32(count), index) for count in (labeled, unlabeled)]
     return method.client_update(Broadcast(None, 0.5, jnp.int32(round)), (), 7, ClientData(*parts, index), jax.random.key(0))
+
+
+@pytest.mark.parametrize("place", ["server", "clients"])
+def test_settings_of_clients_without_labels_change_no_program_where_labels_are_elsewhere(place):
+    """There, too, a client may happen to have no label."""
+    own = {"labels_at": place, "data__labels_first": False} if place == "clients" else {"labels_at": place}
+    plain = tiny.config("fixmatch", network="linear", **own)
+    kinds = {"client__unlabeled_epochs": 1, "client__unlabeled_rate": 2.0, "client__unlabeled_wait": 2}
+    assert digest(tiny.config("fixmatch", network="linear", **own, **kinds)) == digest(plain)
 
 
 def test_clients_without_labels_rest_in_the_first_rounds_and_have_a_learning_rate_of_their_own():
