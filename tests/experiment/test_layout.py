@@ -246,7 +246,7 @@ def test_the_commands_keep_compiled_programs_and_use_all_cores(tmp_path):
     assert list((tmp_path / "fedjax_ssl").glob("jit_*-cache"))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_history_keeps_compiled_programs_also_where_jax_has_begun_and_leaves_a_folder_that_it_was_told(tmp_path):
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_FLAGS"))}
     environment = inherited | {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

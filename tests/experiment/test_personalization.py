@@ -182,7 +182,9 @@ def test_personalized_models_train_at_the_rate_before_the_schedule_and_without_f
     assert not np.array_equal(found.after, found.before)
 
 
-@pytest.mark.parametrize("where", [{"client__compression": "topk"}, {"privacy__clip": 1e-3}])
+@pytest.mark.parametrize(
+    "where", [{"client__compression": "topk"}, pytest.param({"privacy__clip": 1e-3}, marks=pytest.mark.slow)]
+)
 def test_nothing_that_a_client_keeps_is_compressed_or_clipped(where):
     own = HELD_OUT | {"labels_at": "clients", "network": "linear", "rounds": 1}
     plain, sent = (tiny.experiment("fedavg", **own, **extra) for extra in ({}, where))
@@ -192,6 +194,7 @@ def test_nothing_that_a_client_keeps_is_compressed_or_clipped(where):
     np.testing.assert_array_equal(found.after, expected.after)
 
 
+@pytest.mark.slow
 def test_clients_without_labels_train_as_many_epochs_as_they_are_told():
     """With settings under which they train for fewer, and not yet in the first rounds."""
     own = HELD_OUT | {"labels_at": "some_clients", "network": "linear", "rounds": 1, "client__epochs": 2}
@@ -204,8 +207,7 @@ def test_clients_without_labels_train_as_many_epochs_as_they_are_told():
     np.testing.assert_array_equal(personalized(resting, state, epochs=2).after, expected.after)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("method", ["fedmatch", "fedtrinet"])
+@pytest.mark.parametrize("method", [pytest.param("fedmatch", marks=pytest.mark.slow), "fedtrinet"])
 def test_a_client_that_has_not_taken_part_has_no_model_of_its_own(method):
     made = tiny.experiment(method, labels_at="clients", rounds=1, cohort_size=2, network="linear", **HELD_OUT)
     state, _ = next(made.rounds())

@@ -150,7 +150,7 @@ def test_weights_of_usb_need_its_form_of_the_network():
         start_weights.from_torch(ARRAYS["wrn"], "wide_resnet", TORCH["wrn"][1] | {"variant": "fl2"})
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_command_starts_from_a_runs_folder_and_does_not_go_on_from_other_weights(tmp_path, fixmatch):
     first, second, third = (str(tmp_path / name) for name in ("first", "second", "third"))
     succeeded(fixmatch, f"--workdir={first}", "--stop_after=2")

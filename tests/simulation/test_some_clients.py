@@ -145,11 +145,8 @@ def test_a_round_without_a_labeled_client_is_a_round():
         assert rows[0]["client/participants"] == int(moves)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    "method",
-    [name if name == "rscfed" else pytest.param(name, marks=pytest.mark.slow) for name in THERE],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", THERE)
 def test_every_strategy_computes_the_same(method):
     experiment = tiny.experiment(method, **WHERE, **tiny.confident(method), labeled_cohort=1)
     _, expected, rows = engine.simulate(experiment, "scan", rounds=2)
