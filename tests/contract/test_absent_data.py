@@ -17,7 +17,7 @@ from tests import tiny
 from tests.methods.clients import Client, finite, flat, same
 
 AT_CLIENTS = [case for case in tiny.WITH_CLIENTS if case[1] == "clients"]
-OFTEN = ("fixmatch",)
+OFTEN = ("fixmatch", "fedlabel", "fedmatch")
 WITH_LABELS = tiny.params(
     AT_CLIENTS,
     fast=[case for case in AT_CLIENTS if case[0] in OFTEN],

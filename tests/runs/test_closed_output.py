@@ -20,7 +20,7 @@ from launch import STOPPED, command, prepare
 from tests import disk
 from tests.commands import CONFIG, ROOT, launch, rows, succeeded, wait_for_rounds
 
-pytestmark = [pytest.mark.ci, pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods", "usual_signals")]
 
 
 @pytest.fixture

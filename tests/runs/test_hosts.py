@@ -17,7 +17,7 @@ from fedjax_ssl.runs.signals import BEFORE
 from tests import hosts
 from tests.commands import CONFIG, rows, run_at_start, succeeded, wait_for_rounds
 
-pytestmark = [pytest.mark.ci, pytest.mark.reliability, pytest.mark.usefixtures("usual_signals")]
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("usual_signals")]
 LONG = ("--config.rounds=100000", "--config.checkpoint_every=5", "--config.eval_every=100000")
 FAILS_IN_PROCESS_1 = """
 import functools, jax

@@ -27,7 +27,7 @@ from tests.commands import rows, succeeded, without_times
 from tests.runs.test_progress import drawn
 from tests.runs.test_resume import assert_same_checkpoint, restored
 
-pytestmark = [pytest.mark.ci, pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 FILES = {"config.json", "run.json", "metrics.jsonl", "summary.json", "checkpoints", "tensorboard", "registered"}
 RATE = "client.optimizer.learning_rate"
 

@@ -18,7 +18,7 @@ from fedjax_ssl.runs.overwrite import remove, remove_all
 from tests.commands import content, launch, refused, rows, succeeded
 from tests.data.common import message_of
 
-pytestmark = [pytest.mark.ci, pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
+pytestmark = [pytest.mark.reliability, pytest.mark.usefixtures("own_methods")]
 
 
 @pytest.fixture(scope="module")

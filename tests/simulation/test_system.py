@@ -23,7 +23,7 @@ from fedjax_ssl.simulation.simulator import Simulator
 from fedjax_ssl.simulation.system import System
 from tests import engine, toy
 
-pytestmark = [pytest.mark.ci, pytest.mark.reliability]
+pytestmark = pytest.mark.reliability
 
 RATE, EPOCHS, SEED = 0.1, 2, 5
 ROUNDS = 6
