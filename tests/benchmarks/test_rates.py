@@ -11,12 +11,10 @@ from launch import config_file
 def test_the_digits_have_the_learning_rates_that_were_the_best_of_those_tried(place):
     runs = harness.load(harness.RESULTS / "digits_rates.json")
     tried = [one for run in runs for one in run["results"] if one["case"]["labels_at"] == place]
-    cells = {
-        cell.row: cell
-        for cell in config_file.sweep("field" if place == "some_clients" else f"digits_{place}", small=False).cells()
-    }
-    assert {one["case"]["row"] for one in tried} <= cells.keys()
+    table = config_file.sweep("field" if place == "some_clients" else f"digits_{place}", small=False)
+    cells = {cell.row: cell for cell in table.cells()}
     assert tried
+    assert {one["case"]["row"] for one in tried} <= cells.keys()
     for row in {one["case"]["row"] for one in tried}:
         of_row = [one for one in tried if one["case"]["row"] == row]
         best = max(of_row, key=lambda one: -1.0 if "error" in one else one["accuracy_last5"])["case"]["overrides"]
